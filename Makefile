@@ -45,10 +45,10 @@ CLAIMS_NOISE_DP := strategy.max_grad_norm=2.828 strategy.delta=5.01e-4
 CLAIMS_USERS := data=user_noise model=mlp 'model.hidden=[64]' records=users records.local.lr=0.1 records.local.batch_size=10 records.local.epochs=5 \
   optimizer=fedavgm trainer.max_steps=60 trainer.check_val_every_n_epoch=100
 CLAIMS_GAN := experiment=digits_gan data.train_size=500 trainer.max_steps=300 trainer.check_val_every_n_epoch=100
-attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; goes on where it stopped)
+attacks: $(VENV)/.ready ## Attack the membership of 912 runs: results/attack (two hours of CPU; continues where it stopped)
 	$(BIN)/python -m tools.attack_runs
 
-claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; goes on where it stopped)
+claims-attacked: $(VENV)/.ready ## Attack what the papers claim of memorization: results/attack/claims (half an hour of CPU; continues where it stopped)
 	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=none --out attacks/claims/noise
 	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=dpsgd strategy.clipping=per_layer $(CLAIMS_NOISE_DP) strategy.noise_multiplier=0.5109,1,2,4,8 --out attacks/claims/noise-dpsgd
 	$(ATTACK) 16 $(CLAIMS_NOISE) strategy=vector_groups $(CLAIMS_NOISE_DP) strategy.noise_multiplier=1 --out attacks/claims/noise-vector_groups
@@ -72,12 +72,12 @@ STRATEGIES := results/strategies_mnist
 ADAPTIVE := results/adaptive_clipping_mnist
 SWEEP = $(BIN)/dpbench train -m data=mnist trainer.max_steps=1000 logger=none
 
-strategies: $(VENV)/.ready ## 1,000 steps of every strategy on MNIST, as a table (five minutes)
+strategies: $(VENV)/.ready ## Train 1,000 steps of every strategy on MNIST, as a table (five minutes)
 	$(SWEEP) 'strategy=glob(*)' hydra.sweep.dir=multirun/strategies_mnist
 	mkdir -p $(STRATEGIES)
 	$(BIN)/dpbench table multirun/strategies_mnist > $(STRATEGIES)/table.md
 
-adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large, against a grid of fixed ones (five minutes)
+adaptive: $(VENV)/.ready ## Compare adaptive bounds that start far off with a grid of fixed bounds (five minutes)
 	$(SWEEP) optimizer=rmsprop strategy=dpsgd strategy.max_grad_norm=0.1,0.3,1,3,10 hydra.sweep.dir=multirun/adaptive_mnist/fixed
 	$(SWEEP) optimizer=rmsprop strategy=adaptive_quantile strategy.quantile=0.7,0.5 \
 	  strategy.initial_max_grad_norm=0.1,10 hydra.sweep.dir=multirun/adaptive_mnist/quantile
@@ -90,21 +90,21 @@ adaptive: $(VENV)/.ready ## Adaptive bounds from far too small and far too large
 bench: $(VENV)/.ready-bench ## Time a step against plain PyTorch, Opacus and JAX: results/benchmark (under twenty minutes, quiet machine)
 	$(BIN)/python -m benchmarks
 
-bench-quick: $(VENV)/.ready-bench ## Ratios of one workload, before and after a change; prints only (two minutes)
+bench-quick: $(VENV)/.ready-bench ## Print ratios of one workload, before and after a change (two minutes)
 	@$(BIN)/python -m benchmarks quick
 
 bench-users: $(VENV)/.ready-bench $(PEERS)/.ready ## Time a round of users against pfl-research and Flower (half an hour, quiet machine)
 	$(BIN)/python -m benchmarks users --peers $(PEERS)
 
-tracking: $(VENV)/.ready ## Bounds that track quantiles of known data: results/adaptive_quantile_figure2 (seconds)
+tracking: $(VENV)/.ready ## Bounds that track known quantiles: results/adaptive_quantile_figure2 (seconds)
 	$(BIN)/python -m tools.results.tracking
 
-results: $(VENV)/.ready ## Tables, figures and pages again from the committed runs
+results: $(VENV)/.ready ## Write tables, figures and pages again from the committed runs
 	$(BIN)/python -m tools.results.refresh
 	$(BIN)/python -m tools.correlated_gain results
 	$(BIN)/python -m tools.correlated_gain --idea docs/images/correlated_noise.png
 
-queue: $(VENV)/.ready ## Make the tables of results/queue.txt, one run after another at low priority (days; in a clone that nobody edits)
+queue: $(VENV)/.ready ## Make the tables of results/queue.txt, one run after another at low priority (days; in a clone that stays unchanged)
 	grep -v '^#' results/queue.txt | while read -r table; do \
 	  OMP_NUM_THREADS=1 nice -n 19 $(BIN)/dpbench reproduce "$$table" --replace || exit 1; done
 
@@ -113,7 +113,7 @@ SLOW = $(shell grep -rl "mark.slow" tests --include="*.py") # to collect all the
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 10 $(SLOW)
 
-test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (more than an hour; not in CI)
+test-long: $(VENV)/.ready-dev ## Run the longest tests: every combination, 600 audits (more than an hour; not in CI)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
 
 test-cluster: $(VENV)/.ready-cluster ## Run sweeps and tables through a Slurm and a Ray of this machine (ten minutes; installs Debian's Slurm; not in CI)
@@ -128,10 +128,10 @@ test-plugins: $(VENV)/.ready-dev ## Install the plug-ins, and run their tests (t
 KILLS ?= 200
 RUNS ?= 100
 
-crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes: docs/crash.md (an hour; goes on where it stopped)
+crash: $(VENV)/.ready-dev ## Kill runs at random moments, resume them, compare the bytes: docs/crash.md (an hour; continues where it stopped)
 	$(BIN)/python -m tests.endurance crash --kills $(KILLS) --report docs/crash.md
 
-two-processes: $(VENV)/.ready-dev ## Train on two processes beside two busy ones; none may be lost: docs/two_processes.md (an hour; goes on)
+two-processes: $(VENV)/.ready-dev ## Train on two processes next to two busy ones, without a loss: docs/two_processes.md (an hour; continues where it stopped)
 	$(BIN)/python -m tests.endurance two-processes --runs $(RUNS) --report docs/two_processes.md
 
 SPHINX = $(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going -c docs -d site/.doctrees
@@ -144,7 +144,7 @@ site: $(VENV)/.ready-docs ## Build the documentation: open site/index.html (two 
 site-check: $(VENV)/.ready-docs ## Look for broken links and undocumented names in the documentation
 	$(SPHINX) --builder dummy . site/.checked || $(FORGET)
 
-check: $(VENV)/.ready-dev ## Lint, format check, types, who imports whom, and the documentation
+check: $(VENV)/.ready-dev ## Lint, format, types, import contracts, documentation
 	@$(MAKE) --no-print-directory --jobs 2 --output-sync types lint site-check
 
 types: $(VENV)/.ready-dev

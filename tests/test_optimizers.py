@@ -101,13 +101,13 @@ def test_copies_step_like_the_original() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"lr": -1.0}, "lr must be a number from 0 on, not -1"),
+        ({"lr": -1.0}, "lr must be a number of at least 0, not -1"),
         (
             {"betas": (0.9, 1.0)},
             "betas must be a list of 2: a number from 0 to below 1, a number",
         ),
         ({"floor": 0.0}, "floor must be a positive number, not 0.0"),
-        ({"eps": math.nan}, "eps must be a number from 0 on, not nan"),
+        ({"eps": math.nan}, "eps must be a number of at least 0, not nan"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], words: str) -> None:

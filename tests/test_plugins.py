@@ -93,7 +93,7 @@ def test_its_options_are_checked(runs: Path) -> None:
 def test_a_sweeper_chooses_on_records_that_are_held_out(runs: Path, site: str) -> None:
     words = ["train", "-m", *WAVES, "hydra/sweeper=better_of_two", "hydra.sweep.dir=chosen"]
     _, err = dpbench_in_a_process(runs, *words, status=1, PYTHONPATH=site)
-    assert "only test data are there to measure it: hold records out" in err and err.count("\n") == 1
+    assert "these runs have only test data: hold out records" in err and err.count("\n") == 1
     assert not (runs / "chosen").exists()
     dpbench_in_a_process(runs, *words, "data.val_size=128", PYTHONPATH=site)
     results = [json.loads(path.read_text()) for path in sorted((runs / "chosen").glob("*/result.json"))]
@@ -115,7 +115,7 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
     (tmp_path / "nets.py").write_text("a = 2")
     _source_hash.cache_clear()
     assert foreign_code(config) != before
-    with pytest.raises(ConfigurationError, match="the source of sys, which _target_ names, is not found"):
+    with pytest.raises(ConfigurationError, match="the source of sys .a _target_. is not found"):
         foreign_code({"model": {"_target_": "sys.Net"}})
 
 
@@ -123,7 +123,7 @@ def test_an_edit_of_its_code_gives_other_noise(tmp_path: Path, monkeypatch: pyte
     ("value", "message"),
     [
         ("nosuch.conf", "the plug-in mine names nosuch.conf as its configuration .*No module named 'nosuch'"),
-        ("json.decoder", "names json.decoder .*which is no folder of an installed package"),
+        ("json.decoder", "names json.decoder .*which is not a folder of an installed package"),
     ],
 )
 def test_a_broken_plugin_is_one_line(value: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,7 +29,7 @@ _GRACE = 120.0  # seconds that interrupted jobs have to save what they have
 
 @dataclass(frozen=True)
 class Sweep:
-    """What Hydra hands to a launcher."""
+    """Context of a sweep, as Hydra passes it to a launcher."""
 
     context: HydraContext
     task: TaskFunction
@@ -38,12 +38,12 @@ class Sweep:
 
 @dataclass(frozen=True)
 class _Origin:
-    """What a job has to find on its node.
+    """Requirements of a job on its node.
 
     Attributes:
-        folder: The working directory of who launches.
+        folder: Working directory of the launching process.
         token: A file in the folder of the sweep.
-        code: Hash of the code that launches.
+        code: Hash of the launching code.
     """
 
     folder: Path
@@ -51,10 +51,10 @@ class _Origin:
     code: str
 
     def check(self, node: str) -> None:
-        """Refuse a node that lacks it.
+        """Refuse a node that does not meet them.
 
         Raises:
-            ConfigurationError: Says what it lacks.
+            ConfigurationError: A requirement is not met.
         """
         if not self.token.exists():
             raise ConfigurationError(
@@ -62,7 +62,7 @@ class _Origin:
             )
         if code_hash() != self.code:
             raise ConfigurationError(
-                f"{node} has other code of dpbench than {self.folder}: install the same everywhere."
+                f"{node} has another version of dpbench than {self.folder}: install the same on all nodes."
             )
 
 
@@ -76,14 +76,14 @@ def run_jobs(
     """Run a batch of jobs; all of them, also when some fail.
 
     Args:
-        sweep: What Hydra hands to a launcher.
+        sweep: Context of the sweep.
         job_overrides: Words of each job.
         first: Number of the first job.
-        address: Of the cluster; None takes $RAY_ADDRESS, else starts a Ray of this machine.
-        options: What Ray is to give each job.
+        address: Address of the cluster; None takes $RAY_ADDRESS, else starts Ray on this machine.
+        options: Resources of each job.
 
     Returns:
-        What each job gave, in their order.
+        The result of each job, in their order.
 
     Raises:
         ConfigurationError: Ray is not installed, or the cluster does not answer.
@@ -130,7 +130,7 @@ def _connect(address: str | None) -> Any:
 
 
 def _require_answer(address: str | None) -> None:
-    """Refuse an address where nobody listens: Ray itself tries for minutes."""
+    """Refuse an address that does not answer: Ray itself tries for minutes."""
     host, _, port = (address or os.environ.get("RAY_ADDRESS", "")).rpartition("//")[2].rpartition(":")
     if port.isdecimal():
         try:
@@ -147,14 +147,14 @@ def _task_options(ray: Any, options: Mapping[str, Any], address: str | None) -> 
     needs = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **resources}
     negative = [name for name, amount in needs.items() if amount < 0]
     if negative:
-        raise ConfigurationError(f"hydra.launcher: {', '.join(negative)} must be a number from 0 on.")
+        raise ConfigurationError(f"hydra.launcher: {', '.join(negative)} must be a number of at least 0.")
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     if not any(all(node.get(name, 0) >= amount for name, amount in needs.items()) for node in nodes):
         listing = ", ".join(f"{name} {amount:g}" for name, amount in needs.items() if amount)
         most = ", ".join(f"{name} {max(node.get(name, 0) for node in nodes):g}" for name in needs)
-        message = f"no node of the Ray cluster has what hydra.launcher asks for a job: {listing} (the most: {most})"
+        message = f"no node of the Ray cluster has the resources of hydra.launcher: {listing} (the most: {most})"
         if address is None and "RAY_ADDRESS" not in os.environ:
-            raise ConfigurationError(f"{message}. Ask for less.")
+            raise ConfigurationError(f"{message}: lower them.")
         logging.getLogger(__name__).warning("%s: the sweep waits until one has.", message)
     return {**options, "resources": resources}
 
@@ -183,12 +183,12 @@ def _job(origin: _Origin, shared: tuple[Sweep, Any], words: list[str], number: i
 
 
 def _result(ray: Any, task: Any) -> JobReturn:
-    """Wait for a task; an error of it is raised by whoever reads its value, when all tasks have ended."""
+    """Wait for a task; its error is raised when its value is read, after all tasks have ended."""
     failure = JobReturn(status=JobStatus.FAILED)
     try:
         return ray.get(task)  # type: ignore[no-any-return]
     except ray.exceptions.RayTaskError as error:
         failure.return_value = error.cause
     except ray.exceptions.RayError as error:
-        failure.return_value = DPBenchError(f"a job was given up by Ray: {brief(error)}")
+        failure.return_value = DPBenchError(f"Ray gave up a job: {brief(error)}")
     return failure

@@ -207,7 +207,7 @@ def _files_of(package: str) -> list[tuple[str, Path]]:
     files = _sources_in(package)
     if not files:
         raise ConfigurationError(
-            f"the source of {package}, which _target_ names, is not found: noise that is keyed without it could repeat "
-            "itself. Put it into a file that can be imported."
+            f"the source of {package} (a _target_) is not found, and noise keyed without it could repeat: move it into "
+            "a file that can be imported."
         )
     return files

@@ -27,14 +27,12 @@ _NAMES_HERE = {
     "learning_rate": "lr",
 }
 """Options of Opacus, TensorFlow Privacy and the papers → their names here."""
-_LENGTH = "The Trainer says how long: max_steps or max_epochs (on the command line trainer.max_steps)."
+_LENGTH = "Set the length in the Trainer: max_steps or max_epochs (on the command line trainer.max_steps)."
 _LOADER = (
     "The loader draws the batches: PrivateDataLoader.poisson(dataset, expected_batch_size=...) (on the command line "
     "data.expected_batch_size)."
 )
-_ENTROPY = (
-    "Noise comes from the operating system's entropy where no seed is given (on the command line strategy.secure=true)."
-)
+_ENTROPY = "Without a seed, noise comes from the operating system's entropy (on the command line strategy.secure=true)."
 _INSTEAD = {
     "epochs": _LENGTH,
     "max_epochs": _LENGTH,
@@ -111,7 +109,7 @@ class Interrupted(DPBenchError):
     """
 
     def __init__(self, number: int, command: str, kept: str = "Checkpoint, ledger and partial result are kept") -> None:
-        why = "its time is over" if number == TIME_LIMIT_REACHED else "interrupted"
+        why = "time limit reached" if number == TIME_LIMIT_REACHED else "interrupted"
         super().__init__(f"{why}. {kept}; continue with: {command}")
         self.number, self.command, self.kept = number, command, kept
         self.status = TIME_LIMIT_STATUS if number == TIME_LIMIT_REACHED else 128 + number
@@ -188,7 +186,7 @@ def shown(value: Any) -> str:
         text = repr(value)
     except ValueError:
         # Python prints no whole number of more than 4,300 digits.
-        return "a number without end"
+        return "a number of more than 4,300 digits"
     text = " ".join(text.split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 

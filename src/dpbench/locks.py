@@ -62,8 +62,8 @@ def _lock(file: FileIO) -> None:
         folder = str(Path(str(file.name)).parent)
         if not _told:
             warnings.warn(
-                f"files in {folder} cannot be locked: two processes that train in one folder, or resume one run, would "
-                "not be noticed; start only one.",
+                f"files in {folder} cannot be locked, so two processes that train in one folder, or resume one run, "
+                "are not detected: start only one.",
                 stacklevel=4,
             )
         _told.add(folder)

@@ -1,7 +1,7 @@
 """Checks of options against annotations: the only code that decides whether a value fits, and how.
 
 Classes and functions declare their options with annotations, ranges included: `Positive`, `Count`, or an
-`Annotated[int, Field(ge=2), "a whole number from 2 on"]` of their own, with a note for messages. Values are
+`Annotated[int, Field(ge=2), "a whole number of at least 2"]` of their own, with a note for messages. Values are
 checked where they come in: from a configuration, as arguments of a strategy, as options of a data set.
 """
 
@@ -27,12 +27,12 @@ from pydantic.errors import PydanticUserError
 from dpbench.errors import ConfigurationError, did_you_mean, shown
 
 Positive = Annotated[float, Field(gt=0), "a positive number"]
-NonNegative = Annotated[float, Field(ge=0), "a number from 0 on"]
-PositiveInt = Annotated[int, Field(ge=1), "a whole number from 1 on"]
-Count = Annotated[int, Field(ge=0), "a whole number from 0 on"]
+NonNegative = Annotated[float, Field(ge=0), "a number of at least 0"]
+PositiveInt = Annotated[int, Field(ge=1), "a whole number of at least 1"]
+Count = Annotated[int, Field(ge=0), "a whole number of at least 0"]
 Decay = Annotated[float, Field(ge=0, lt=1), "a number from 0 to below 1"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number strictly between 0 and 1"]
-Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"]
+Seed = Annotated[int, Field(ge=0, lt=2**32), "a whole number of at least 0 (below 2^32)"]
 
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _STRICT = ConfigDict(strict=True, allow_inf_nan=False, arbitrary_types_allowed=True)

@@ -72,7 +72,7 @@ def test_the_unit_is_that_of_the_lots(tmp_path: Path) -> None:
 
 def test_options_are_fixed_when_the_strategy_is_made(tmp_path: Path) -> None:
     strategy = DPSGD(target_epsilon=8.0, seed=0, delta=1e-3)
-    with pytest.raises(ConfigurationError, match="max_grad_norm cannot change once the DPSGD is made"):
+    with pytest.raises(ConfigurationError, match="max_grad_norm cannot change after the DPSGD is made"):
         strategy.max_grad_norm = 0.1
     trainer_for(tmp_path, strategy, 1).fit(Classifier(), loader_of(pictures()))
     assert strategy.noise_multiplier is not None  # as it was solved for

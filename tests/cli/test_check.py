@@ -77,7 +77,7 @@ def test_kinds_of_the_zoo(tmp_path: Path) -> None:
     out, _ = command(tmp_path, "check", *by_user)
     assert out.strip() == "not checked: users are trained one by one"
     _, err = command(tmp_path, "check", "-m", *TINY, "seed=0,1", status=1)
-    assert "one run is asked for here" in err
+    assert "this command takes a single run" in err
 
 
 class Steps(pl.LightningModule):

@@ -59,4 +59,4 @@ def test_every_command_with_json_is_here() -> None:
 
 def test_an_error_leaves_standard_output_empty(tmp_path: Path) -> None:
     assert dpbench(tmp_path, "table", ".", "--json", status=1)[0] == ""
-    assert "--json goes with list" in dpbench(tmp_path, "reproduce", "claims", "--json", status=1)[1]
+    assert "--json is only for list" in dpbench(tmp_path, "reproduce", "claims", "--json", status=1)[1]

@@ -106,7 +106,7 @@ def test_a_data_module_trains_on_members_and_offers_all() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"seed": None}, "takes its coins from the seed"),
+        ({"seed": None}, "chooses members by the seed"),
         ({"inserted": {"records": 3}}, "remove one of the two"),
     ],
 )
@@ -123,7 +123,7 @@ class WithoutMembers(ImageDataModule):
 def test_a_data_module_that_chooses_no_members_is_refused() -> None:
     """All records would be trained on, and the attack would take half of them for strangers."""
     WithoutMembers("digits").setup()
-    with pytest.raises(ConfigurationError, match="_load gives no members"):
+    with pytest.raises(ConfigurationError, match="_load returns no members"):
         WithoutMembers("digits", membership="half").setup()
 
 

@@ -132,9 +132,7 @@ def test_texts_are_padded_as_the_collate_fn_does() -> None:
 def test_texts_that_are_padded_on_the_left_are_batches_of_their_own() -> None:
     """Else they would have other positions where a longer one is beside them."""
     one = loader(Texts(), padded_left)
-    with pytest.raises(
-        ConfigurationError, match="pads otherwise than with one number at the end.*padding_side='right'"
-    ):
+    with pytest.raises(ConfigurationError, match="pads with more than one number at the end.*padding_side='right'"):
         list(one)
     one.prepare_collation(may_separate=True)
     for step, lot in enumerate(one):
@@ -182,7 +180,7 @@ def test_other_padding_is_not_taken_for_one_number_at_the_end(
 def test_mixed_texts_are_not_padded() -> None:
     """The padding of mixed rows would tell of other records."""
     one = loader(Texts(), mixed_texts)
-    with pytest.raises(ConfigurationError, match="cannot be made of one record each"):
+    with pytest.raises(ConfigurationError, match="cannot build each row of a batch from one record"):
         list(one)
     one.prepare_collation(may_separate=True)
     for step, lot in enumerate(one):
@@ -229,7 +227,9 @@ def filled(records: list[Any]) -> Any:
 
 
 def test_a_record_that_is_none_has_no_row() -> None:
-    with pytest.raises(ConfigurationError, match="fails on a list of one: .* Remove records that cannot be read"):
+    with pytest.raises(
+        ConfigurationError, match="fails on a list of one record, .* Remove records that cannot be read"
+    ):
         list(loader(Damaged(), filled))
 
 
@@ -254,5 +254,5 @@ def test_rows_of_a_record_are_made_of_it(collate: Callable[[list[Any]], Any]) ->
 
 
 def test_an_index_that_names_others() -> None:
-    with pytest.raises(ConfigurationError, match="record_of_row names other records"):
+    with pytest.raises(ConfigurationError, match="record_of_row does not match the records"):
         list(loader(PICTURES, four_of_each, record_of_row=lambda batch: batch["record"] + 0))

@@ -93,12 +93,12 @@ def test_a_generator_is_refused(
     monkeypatch.chdir(tmp_path)
     words = ["experiment=digits_gan", "data.augmentations=2", "logger=none", "trainer.max_steps=1"]
     assert main(["train", *words]) == 1
-    assert "a generator would learn to draw such ones: remove it" in capsys.readouterr().err
+    assert "a generator would learn to draw: remove it" in capsys.readouterr().err
 
 
 def test_workers_and_features_are_refused() -> None:
     augmented = AugmentedImages(data_of().train_set, 2)
     with pytest.raises(ConfigurationError, match="leave num_workers at 0"):
         PrivateDataLoader.poisson(augmented, 12, record_of_row=ImageOfView(2), num_workers=1)
-    with pytest.raises(ConfigurationError, match="data.features=scattering are made of each image"):
+    with pytest.raises(ConfigurationError, match="data.features=scattering are computed only once"):
         data_of(features="scattering")

@@ -128,14 +128,14 @@ def fit(folder: Path, module: Keeps) -> None:
     ],
 )
 def test_an_update_that_reads_records_is_refused(tmp_path: Path, kind: type[Keeps], as_number: bool) -> None:
-    words = "uses last, which training_step has set" if as_number else "reads a tensor that training_step has computed"
+    words = "uses last, which training_step set" if as_number else "reads a tensor that training_step computed"
     with pytest.raises(ConfigurationError, match=words):
         fit(tmp_path, kind(as_number))
     assert not _get_current_function_mode_stack()
 
 
 def test_a_hook_of_an_epoch_that_reads_records_may_write_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModuleError, match=r"lr changed in a hook of an epoch .* computed of records"):
+    with pytest.raises(UnsupportedModuleError, match=r"lr changed in an epoch hook .* computed from records"):
         fit(tmp_path / "tensor", EpochEnd(as_number=False))
     module = EpochEnd(as_number=True)
     fit(tmp_path / "number", module)

@@ -86,7 +86,7 @@ def test_a_layer_in_two_places() -> None:
 
 
 def test_what_cannot_be_fixed() -> None:
-    with pytest.raises(ValueError, match="a BatchNorm itself"):
+    with pytest.raises(ValueError, match="itself a BatchNorm"):
         fix(nn.BatchNorm1d(3))
     with pytest.raises(TypeError, match=r"torch\.nn\.Module, not 'resnet18'"):
         fix("resnet18")  # type: ignore[arg-type]

@@ -63,7 +63,7 @@ def test_transformers_of_the_usual_sizes() -> None:
         assert count(TextEncoder(30_522, 2)) == 109_482_240 - 2 * 768 + 2 * 769  # BERT-base, segments out, output in
     with pytest.raises(ValueError, match="square images whose side model.patch_size=16 divides"):
         VisionTransformer((3, 28, 28), 10)
-    with pytest.raises(ValueError, match="a width that its heads divide"):
+    with pytest.raises(ValueError, match="must be divisible by its"):
         TextEncoder(9, 2, width=10, heads=3)
 
 

@@ -412,12 +412,12 @@ class BareEarlyBackward(GAN):
         (OwnOptimizer, "before the release of the batch"),
         (PeeksAtLabels, "not finite.*hidden"),
         (PeeksAtSize, "not finite.*hidden"),
-        (MatchesFeatures, "uses what it has computed of private records.*no feature matching"),
+        (MatchesFeatures, "uses a value computed from private records after their release.*no feature matching"),
         (MatchesNumbers, "reads values of records before their release: .*test_gan.py.*self.log"),
         (MatchesLater, "reads values of records before their release"),
-        (MatchesInAHook, "uses what it has computed of private records: .*test_gan.py"),
+        (MatchesInAHook, "uses a value computed from private records after their release: .*test_gan.py"),
         (MatchesCounts, "reads values of records before their release: .*test_gan.py"),
-        (MatchesWhatIsLogged, "uses what it has computed of private records"),
+        (MatchesWhatIsLogged, "uses a value computed from private records after their release"),
         (LateStatistics, "changes encoder"),
         (TrainModeGenerator, "record by record training_step fails"),
         (AsInTutorials, "ran with gradients before the release.*no_grad"),
@@ -476,7 +476,7 @@ def test_a_network_that_is_saved_in_mid_run_takes_no_record_with_it(tmp_path: Pa
 def test_a_batch_with_more_than_tensors_is_refused(tmp_path: Path) -> None:
     lots = PrivateBatchSampler(make_sampling("poisson", len(images()), 12), 0)
     loader = PrivateDataLoader(images(), lots, lambda rows: [*default_collate(rows), 0.5])
-    with pytest.raises(ConfigurationError, match="the batch holds a float"):
+    with pytest.raises(ConfigurationError, match="must consist of tensors .*, not a float"):
         trainer_for(tmp_path, dpsgd(), 2).fit(gan(), loader)
 
 

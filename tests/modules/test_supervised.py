@@ -203,7 +203,7 @@ def test_squared_error_of_targets_by_hand() -> None:
         assert float(module.test_mean_squared_error.compute()) == pytest.approx(4.25 / 3)
     empty = stepping(Regression(RegressionMLP((5,), 1), SGD, 1)).training_step((batch[0][:0], amounts[:0]), 0)
     assert empty["record_metrics"]["loss"]().shape == (0,)
-    with pytest.raises(ConfigurationError, match="makes 3 numbers for 1 targets of a record: .*model=regression_mlp"):
+    with pytest.raises(ConfigurationError, match="returns 3 numbers for 1 targets of a record: .*model=regression_mlp"):
         stepping(Regression(MLP((5,), 3), SGD, 1)).training_step(batch, 0)
 
 
@@ -231,14 +231,14 @@ def test_sequences_that_do_not_fit() -> None:
 
 
 def test_models_and_options_that_do_not_fit() -> None:
-    with pytest.raises(DataError, match=r"the model makes \(2, 3, 9\) of tokens \(2, 3\): logits .* 8\) are needed"):
+    with pytest.raises(DataError, match=r"the model returns \(2, 3, 9\) for tokens \(2, 3\), not logits .* 8\)"):
         stepping(NextToken(CharLSTM(9, hidden=5), SGD, TOKENS)).training_step((ROW, ROW), 0)
-    with pytest.raises(ConfigurationError, match="makes 3 numbers of images with 16 pixels: .*model=autoencoder"):
+    with pytest.raises(ConfigurationError, match="returns 3 numbers for images of 16 pixels: .*model=autoencoder"):
         stepping(Reconstruction(MLP((1, 4, 4), 3), SGD)).training_step(images(), 0)
-    with pytest.raises(DataError, match=r"tags are \(6, 7\), and the model's logits \(6, 5\)"):
+    with pytest.raises(DataError, match=r"tags are \(6, 7\), but the model's logits \(6, 5\)"):
         stepping(TagPredictor(TagRegression(9, 5), SGD, 5)).training_step(texts(), 0)
     for options in ({"padding": 8}, {"ignored": [3, -1]}):
-        with pytest.raises(ValueError, match=f"module.{next(iter(options))} must lie from 0 to 7"):
+        with pytest.raises(ValueError, match=f"module.{next(iter(options))} must lie between 0 and 7"):
             NextToken(CharLSTM(TOKENS), SGD, TOKENS, **options)
     for module in (partial(ImageClassifier, num_classes=3), Reconstruction):
         with pytest.raises(ConfigurationError, match="add module=gan"):

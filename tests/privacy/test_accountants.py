@@ -295,7 +295,7 @@ def test_selection_is_refused_where_its_theorem_says_nothing() -> None:
         with pytest.raises(ConfigurationError, match="a selection needs"):
             Selection(shape, mean)
     for runs in ([run, {LOTS: 10}], [{}]):
-        with pytest.raises(ConfigurationError, match="one neighboring relation"):
+        with pytest.raises(ConfigurationError, match="the same neighboring relation"):
             selection_epsilon(runs, selection, DELTA)
 
 

@@ -146,7 +146,7 @@ def test_no_membership_risk_to_stay_within() -> None:
     tiny = replace(POISSON, sample_rate=None, population=100)
     for setting, target, message in (
         (replace(POISSON, epsilon=1.0), ADVANTAGE, "give epsilon=1 or advantage=0.1, not both"),
-        (POISSON, ADVANTAGE, "beside advantage=0.1: nothing is missing"),
+        (POISSON, ADVANTAGE, "given advantage=0.1 .none is missing"),
         (tiny, MembershipTarget(1e-6), "advantage=1e-06 is out of reach"),
     ):
         with pytest.raises(ConfigurationError, match=message):
@@ -154,9 +154,9 @@ def test_no_membership_risk_to_stay_within() -> None:
 
 
 def test_exactly_one_is_missing() -> None:
-    with pytest.raises(ConfigurationError, match="nothing is missing"):
+    with pytest.raises(ConfigurationError, match="none is missing"):
         solved(replace(POISSON, epsilon=1.0))
-    with pytest.raises(ConfigurationError, match="missing are noise_multiplier, epsilon"):
+    with pytest.raises(ConfigurationError, match="missing: noise_multiplier, epsilon"):
         solved(replace(POISSON, noise_multiplier=None))
 
 
@@ -180,10 +180,14 @@ def test_out_of_reach() -> None:
         # log(1/δ)/511 at any rate
         ({"sample_rate": None, "epsilon": 0.01}, "rdp-classic", "out of reach: with sample_rate=1e-12 it is"),
         ({**tiny, "steps": None}, "rdp", "epsilon=1e-09 is out of reach: with steps=1 it is"),
-        ({"noise_multiplier": 1e4, "steps": None, "epsilon": 100.0}, "rdp", "allows more than 1e.09 steps: no limit"),
-        ({"noise_multiplier": 2.0, "steps": 1, "delta": 0.1}, "rdp", "shows an epsilon of 0: lower delta"),
-        ({"delta": None, "epsilon": 10_000.0}, "rdp", "delta is smaller than a number can be"),
-        ({"noise_multiplier": 0.005}, "pld", r"not computed above an epsilon of 1e\+06"),
+        (
+            {"noise_multiplier": 1e4, "steps": None, "epsilon": 100.0},
+            "rdp",
+            "allows more than 1e.09 steps, the most that are computed",
+        ),
+        ({"noise_multiplier": 2.0, "steps": 1, "delta": 0.1}, "rdp", "shows an epsilon of only 0: lower delta"),
+        ({"delta": None, "epsilon": 10_000.0}, "rdp", "underflows: lower epsilon"),
+        ({"noise_multiplier": 0.005}, "pld", r"supports an epsilon of at most 1e\+06"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             solved(replace(POISSON, **values), name)

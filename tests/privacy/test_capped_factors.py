@@ -68,15 +68,15 @@ class AroundOurs:
 
 WRONG: dict[str, tuple[ClipFactors, str]] = {
     "norms taken for squares": (lambda s, c: c / (s + 0.01), r"take squared_norms.sqrt\(\) first"),
-    "no clipping": (lambda s, c: torch.ones_like(s), "returns the factor 1 for"),
+    "no clipping": (lambda s, c: torch.ones_like(s), "returns 1 for"),
     "just above the bound": (lambda s, c: (1 + 1e-4) * clip_factors(s, c), "max_grad_norm / norm"),
-    "tiny norms": (lambda s, c: torch.where(s < 1e-40, 1e25, smooth(s, c)), "returns the factor 1e\\+25"),
-    "no factor for zero": (lambda s, c: c / s.sqrt(), "returns the factor inf for a squared norm of 0,"),
-    "not a number": (lambda s, c: torch.where(s > 1e30, math.nan, smooth(s, c)), "returns the factor nan for a"),
-    "uphill": (lambda s, c: -smooth(s, c), "returns the factor -"),
-    "mean of the batch": (lambda s, c: c / (s.sqrt() + s.sqrt().mean()), "for a record alone than among others"),
-    "another's func": (AroundOurs(), "for a record alone than among others"),
-    "stateful": (Counting(), "called again with the same squared norms"),
+    "tiny norms": (lambda s, c: torch.where(s < 1e-40, 1e25, smooth(s, c)), "returns 1e\\+25"),
+    "no factor for zero": (lambda s, c: c / s.sqrt(), "returns inf for a squared norm of 0:"),
+    "not a number": (lambda s, c: torch.where(s > 1e30, math.nan, smooth(s, c)), "returns nan for a"),
+    "uphill": (lambda s, c: -smooth(s, c), "returns -"),
+    "mean of the batch": (lambda s, c: c / (s.sqrt() + s.sqrt().mean()), "for a record alone and among others"),
+    "another's func": (AroundOurs(), "for a record alone and among others"),
+    "stateful": (Counting(), "for the same squared norms when called again"),
     "a column": (lambda s, c: smooth(s, c)[:, None], r"a tensor of their shape, not \(\d+, 1\)"),
     "no tensor": (lambda s, c: smooth(s, c).tolist(), "a tensor of their shape, not list"),
 }

@@ -61,7 +61,7 @@ def test_rounding_does_not_decide_what_is_kept() -> None:
 
 
 def test_signs_of_rounding_errors_are_refused() -> None:
-    with pytest.raises(ConfigurationError, match="must be above 0: signs of what is zero but for rounding"):
+    with pytest.raises(ConfigurationError, match="must be above 0, such as 1e-6: the sign of a gradient"):
         Discretization(0.0, "signs")
 
 

@@ -27,7 +27,7 @@ SIZES = [90, 10, 200, 600, 100]
 def test_overlaps_and_gaps_are_named() -> None:
     with pytest.raises(ConfigurationError, match=r"groups overlap: conv1.bias \(weights and biases\)"):
         by_pattern(NAMES, {"weights": ["*.weight", "conv1.*"], "biases": "*.bias"})
-    with pytest.raises(ConfigurationError, match=r"no group takes fc.weight, fc.bias"):
+    with pytest.raises(ConfigurationError, match=r"no group contains fc.weight, fc.bias"):
         by_pattern(NAMES, {"conv": "conv*"})
     with pytest.raises(ConfigurationError, match=r"pattern 'lstm\*' of group 'recurrent' matches no"):
         by_pattern(NAMES, {"all": "*", "recurrent": "lstm*"})

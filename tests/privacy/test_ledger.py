@@ -170,7 +170,7 @@ def test_contradictions_are_refused(path: Path) -> None:
     write(path, 3)
     with pytest.raises(LedgerError, match="population 1000, this run 7"):
         opened(path, dataclasses.replace(HEADER, population=7), start=3)
-    with pytest.raises(LedgerError, match="ends before"):
+    with pytest.raises(LedgerError, match="has fewer"):
         opened(path, start=9)
     with pytest.raises(LedgerError, match="cannot write"):
         opened(path / "inside a file")
@@ -279,9 +279,9 @@ def test_another_ledger_than_the_checkpoint_knew(path: Path) -> None:
     assert difference(path, seal, "the checkpoint") is None
     lines = path.read_text().splitlines(keepends=True)
     for old, new, count, message in (
-        ("", "", 4, "4 lines of at least 6 that the checkpoint knows: it was cut"),
+        ("", "", 4, "4 lines, and the checkpoint at least 6: it was cut short"),
         ('"noise_std":1.1', '"noise_std":11.0', 6, "edited"),
-        ("abc", "xyz", 6, "of another run"),
+        ("abc", "xyz", 6, "to another run"),
     ):
         path.write_text("".join(line.replace(old, new) for line in lines[:count]))
         with pytest.raises(LedgerError, match=rf"cannot continue .*{message}.*Restore the ledger"):

@@ -289,7 +289,7 @@ def test_kernels_that_others_may_have_written_are_not_loaded(
 ) -> None:
     open_to_others(planted)
     before = sorted(os.listdir(planted.parent))
-    with pytest.warns(UserWarning, match="compiled for this process alone, because .*XDG_CACHE_HOME"):
+    with pytest.warns(UserWarning, match="compiled for this process only, because .*XDG_CACHE_HOME"):
         library = loader._from_cache()
     assert wrong_answers(library) is None
     assert sorted(os.listdir(planted.parent)) == before
@@ -297,7 +297,7 @@ def test_kernels_that_others_may_have_written_are_not_loaded(
 
 def test_kernels_that_compute_wrongly_are_not_used(planted: Path) -> None:
     """One's own, so nobody planted them: a compiler can be wrong."""
-    assert str(loader._build.__wrapped__()).endswith("compute wrongly (noise): delete this folder")
+    assert str(loader._build.__wrapped__()).endswith("give wrong results (noise): delete this folder")
 
 
 def test_a_new_cache_is_for_this_user_alone(compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,7 +325,7 @@ def test_without_kernels_pure_torch_computes_and_says_so_once(tmp_path: Path, mo
     monkeypatch.setenv("DPBENCH_NATIVE", "auto")
     assert native.library() is None and native.signature() == ""
     native.warn_if_missing.cache_clear()
-    with pytest.warns(UserWarning, match="there are no compiled kernels .*no-such-compiler"):
+    with pytest.warns(UserWarning, match="no compiled kernels .*no-such-compiler"):
         native.warn_if_missing()
     with warnings.catch_warnings(action="error"):
         native.warn_if_missing()

@@ -184,9 +184,9 @@ class Louder(Chained):
 def test_noise_that_depends_on_earlier_steps_says_how() -> None:
     """Otherwise the difference of two releases may have any cost."""
     for noise in (Chained(1.0), Louder(1.0)):
-        with pytest.raises(ConfigurationError, match="does not say how: its cost is unknown"):
+        with pytest.raises(ConfigurationError, match="without stating how, so its cost is unknown"):
             plan_of(noise, TURNS)
-    with pytest.raises(ConfigurationError, match="hold a record at most once in 2 steps"):
+    with pytest.raises(ConfigurationError, match="contain a record at most once in 2 steps"):
         plan_of(Whitened(1.0), PoissonSampling(100, 0.1))
     with pytest.raises(LedgerError, match="state the process by an entry point of dpbench.stated_noises"):
         StatedPlan.from_dict(plan_of(Whitened(1.0), TURNS).to_dict())
@@ -214,7 +214,7 @@ def test_a_round_is_not_begun_anew(tmp_path: Path) -> None:
     goes_on = made(tmp_path, sampling=TURNS, start=state)
     release(goes_on, rows(1))
     goes_on.budget.close()
-    with pytest.raises(ConfigurationError, match="at a multiple of 2 only"):
+    with pytest.raises(ConfigurationError, match="only at a multiple of 2"):
         made(tmp_path, z=2.0, sampling=TURNS, start={**state, "noise_multiplier": 2.0})
 
 

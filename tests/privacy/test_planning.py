@@ -42,9 +42,9 @@ def test_only_the_rate_falls() -> None:
 def test_lots_that_do_not_fit() -> None:
     run = ledger_of(PoissonSampling(539, 50 / 539, unit="user"))
     for population, size in ((10, None), (1_000, 2_000), (0, None), (1_000, 0)):
-        with pytest.raises(ConfigurationError, match="users do not fit a population of"):
+        with pytest.raises(ConfigurationError, match="users cannot be drawn from a population"):
             at_population(run, population, size)
-    with pytest.raises(ConfigurationError, match="needs batches that a rate describes"):
+    with pytest.raises(ConfigurationError, match="needs poisson or fixed_size batches"):
         at_population(ledger_of(TruncatedPoissonSampling(539, 0.1, max_batch_size=60)), 1_000)
 
 
@@ -56,7 +56,7 @@ def test_it_is_called_nominal(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert facts["population"] == 1_000_000 and facts["nominal_population"] and not facts["guarantee"]
     assert main([*account, "--population", "1000000", "--batch-size", "5000"]) == 0
     shown = capsys.readouterr().out
-    assert "1000000   nominal: the runs had fewer or more" in shown and "5000 examples, sampling rate 0.005" in shown
+    assert "1000000   nominal: not the number of the runs" in shown and "5000 examples, sampling rate 0.005" in shown
     assert main([*account, "--batch-size", "50"]) == 1
     assert "--batch-size requires --population" in capsys.readouterr().err
 

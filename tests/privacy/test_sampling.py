@@ -269,9 +269,9 @@ def test_a_scheme_whose_parameters_are_not_known_by_its_rate_is_not_audited_as_a
 
 def test_largest_lots_that_are_none() -> None:
     for most in (0, 2.5, True):
-        with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records from 1 on"):
+        with pytest.raises(ConfigurationError, match="max_batch_size must be a whole number of records, at least 1"):
             TruncatedPoissonSampling(60, 0.2, most)  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="truncated_poisson batches cannot be solved for"):
+    with pytest.raises(ConfigurationError, match="cannot calibrate truncated_poisson batches"):
         TrainingSetting(1.0, 0.2, 10, delta=DELTA, sampling="truncated_poisson", population=60)
 
 

@@ -69,7 +69,7 @@ def test_what_is_no_schedule() -> None:
         ("step:0.5@1", 3, "step:FACTOR@SHARE"),
         ("step:0@0.5", 3, "step:FACTOR@SHARE"),
         ("linear:0.5", math.inf, "set max_steps or max_epochs"),
-        ([1.0, 0.5], 3, "has 2 factors, and the training 3 steps"),
+        ([1.0, 0.5], 3, "has 2 factors for 3 steps"),
         ([1.0, 0.0, 1.0], 3, "is 0.0 at step 1"),
         ([1.0, math.nan, 1.0], 3, "is nan at step 1"),
         ([1.0, "a", 1.0], 3, "is 'a' at step 1"),
@@ -202,7 +202,7 @@ def test_sizes_that_no_lot_can_have() -> None:
     schedule: Any
     for kind, size, schedule, words in (
         ("poisson", 20, "linear:100", "gives batches of"),
-        ("poisson", 20, "linear:0.01", "must hold between 1 and all 300"),
+        ("poisson", 20, "linear:0.01", "must lie between 1 and 300"),
         ("full", 300, "linear:0.5", "'full' batches have one size"),
         ("shuffled", 20, "linear:0.5", "have one size"),
         ("poisson", 20, "linear:x", "expected_batch_size_schedule must be"),

@@ -112,5 +112,5 @@ def test_reconstruction_after_gaussian_noise(z: float, candidates: int, copies: 
 
 def test_no_choice_is_no_reconstruction() -> None:
     for candidates, copies in ((1, 1), (10, 0)):
-        with pytest.raises(ConfigurationError, match="two candidates or more"):
+        with pytest.raises(ConfigurationError, match="at least 2 candidates"):
             reconstruction_bound(trade_off({}), candidates, copies)

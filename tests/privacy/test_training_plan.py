@@ -147,7 +147,7 @@ class Doubled(Gaussian):
 def test_noise_of_a_users_own_is_named_and_not_compared(noise: Noise) -> None:
     stated = through_json(CASES["dpsgd"].plan(noise))
     assert stated.to_dict()["noise"] == {"process": f"{__name__}.{type(noise).__name__}", "described": False}
-    with pytest.raises(LedgerError, match=r"not one of dpbench's: what a release costs stands in its line"):
+    with pytest.raises(LedgerError, match=r"not one of dpbench's: each release states its cost"):
         stated.event(0)
 
 

@@ -217,7 +217,7 @@ def test_records_without_a_gradient_are_zero(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        ({"loss": 1.5}, "training_step returned a float as its loss: return the tensor"),
+        ({"loss": 1.5}, "training_step returned a float as its loss: return the loss tensor"),
         (None, "training_step returned no loss"),
     ],
     ids=["float", "none"],
@@ -237,7 +237,7 @@ class Fourier(nn.Module):
 
 
 def test_complex_parameters_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedModuleError, match=r"net\.weight is complex, and noise is real"):
+    with pytest.raises(UnsupportedModuleError, match=r"net\.weight is complex, but noise is real"):
         fit(tmp_path, Fourier(), gradients="auto")
 
 

@@ -217,4 +217,4 @@ def test_the_line_tells_nothing_of_the_records(
     monkeypatch.setattr(PerRecordEngine, "backward", fail)
     fit(tmp_path, Module(nn.Linear(6, 4), of_rows), lots(rows(), None, 5), gradients="auto")
     (line,) = [line for line in lines if "record by record" in line]
-    assert "ends in a ValueError" in line and "cannot handle" not in line
+    assert "raises ValueError" in line and "cannot handle" not in line

@@ -178,16 +178,14 @@ def test_a_run_that_is_resumed_takes_the_sizes_of_each_step(tmp_path: Path, monk
     # What the ledger holds beyond the checkpoint was repeated to the last bit: no release counts twice.
     assert (parts / "ledger.jsonl").read_bytes() == (folder / "ledger.jsonl").read_bytes()
     (parts / "piece_sizes.json").write_text("[]")
-    with pytest.raises(ConfigurationError, match=r"does not hold the sizes of a run's pieces: restore it"):
+    with pytest.raises(ConfigurationError, match=r"is damaged .*: restore it"):
         fit(dpsgd(parts, "auto"), parts, steps=4, ckpt_path=start)
 
 
 def test_one_row_that_does_not_fit_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = dpsgd(tmp_path, "auto")
     full_in_forward(monkeypatch, lambda rows: strategy.releases == 1)
-    with pytest.raises(
-        OutOfMemory, match="nothing was released: a single row does not fit, so take a smaller"
-    ) as error:
+    with pytest.raises(OutOfMemory, match="nothing was released: a single row does not fit, so use a smaller") as error:
         fit(strategy, tmp_path)
     assert "\n" not in str(error.value)
     assert len(read_ledger(tmp_path / "ledger.jsonl").releases) == 1
@@ -207,7 +205,7 @@ def test_other_errors_are_raised_at_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_number_is_needed_on_the_cpu(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"auto needs a GPU.*runs on cpu\): give a number of rows"):
+    with pytest.raises(ConfigurationError, match=r"auto needs a GPU.*runs on cpu: set it to a number of rows"):
         fit(dpsgd(tmp_path, "auto"), tmp_path)
     assert not (tmp_path / "ledger.jsonl").exists()
 

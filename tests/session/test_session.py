@@ -74,7 +74,7 @@ def assert_the_seed_alone_is_no_key(tmp_path: Path, **options: Any) -> None:
     session.check(Driver())
     session.attach()
     session.acquire(loader_of(pictures(), kind="poisson"))
-    with pytest.raises(ConfigurationError, match="key=None with seed=5.*a key that covers data and settings"):
+    with pytest.raises(ConfigurationError, match="seed=5 needs a key.*a key that covers data and settings"):
         session.begin(ALONE, None, ledger, TrainingLength(4), {})
     session.end()
     assert not ledger.exists()

@@ -220,7 +220,7 @@ def freeze_all(trainer: Any, module: Any) -> None:
     ("change", "message"),
     [
         (unfreeze_alone, "the optimizer does not update backbone.weight, backbone.bias"),
-        (replace_head, "updates trainable parameters to which nothing is released"),
+        (replace_head, "updates trainable parameters without a released gradient"),
         (freeze_all, "no trainable parameters"),
     ],
 )

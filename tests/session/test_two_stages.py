@@ -140,7 +140,7 @@ def test_a_second_stage_is_resumed(tmp_path: Path) -> None:
 
 def test_what_is_spent(tmp_path: Path) -> None:
     module = first_stage(tmp_path)
-    with pytest.raises(BudgetExhausted, match=r"target_epsilon=1.0 is for both trainings, and .* has spent"):
+    with pytest.raises(BudgetExhausted, match=r"target_epsilon=1.0 covers both trainings, and .* has already spent"):
         second_stage(tmp_path, module, noise_multiplier=None, target_epsilon=1.0)
     with pytest.raises(BudgetExhausted, match="allows no further step"):
         second_stage(tmp_path, module, target_epsilon=1.0)
@@ -148,7 +148,7 @@ def test_what_is_spent(tmp_path: Path) -> None:
 
 def test_another_training_set(tmp_path: Path) -> None:
     module = first_stage(tmp_path)
-    with pytest.raises(LedgerError, match="population 40, this run 60: one ledger describes one training set"):
+    with pytest.raises(LedgerError, match="population 40, this run 60: a ledger describes one training set"):
         later_stage(tmp_path, module, data=pictures())
 
 
@@ -156,14 +156,14 @@ def test_another_ledger_in_its_place(tmp_path: Path) -> None:
     module = first_stage(tmp_path)
     first_stage(tmp_path / "other")
     (tmp_path / "other" / "first").rename(tmp_path / "both")
-    with pytest.raises(LedgerError, match="does not begin with .* after which this training goes on"):
+    with pytest.raises(LedgerError, match="does not continue .*after="):
         second_stage(tmp_path, module)
 
 
 def test_a_ledger_that_is_not_that_of_the_model(tmp_path: Path) -> None:
     module = first_stage(tmp_path)
     first_stage(tmp_path / "other")
-    with pytest.raises(ConfigurationError, match="was trained privately before.*after="):
+    with pytest.raises(ConfigurationError, match="was already trained in a private run.*after="):
         later_stage(tmp_path / "other", module)
 
 
@@ -177,7 +177,7 @@ def test_what_was_frozen_on_the_way_holds_releases_too(tmp_path: Path) -> None:
 
     module = first_stage(tmp_path, Freezing(frozen=False))
     module.head = nn.Linear(8, 3)
-    with pytest.raises(ConfigurationError, match="was trained privately before.*after="):
+    with pytest.raises(ConfigurationError, match="was already trained in a private run.*after="):
         later_stage(tmp_path, module, after=None)
 
 
@@ -236,7 +236,7 @@ def test_on_the_command_line(runs: Path) -> None:
     [
         (["after=bare"], "that run has no ledger"),
         (["after=first", "strategy=none"], "continuing a private run without privacy"),
-        (["after=first", "model.hidden=[12,7]"], "none of its weights"),
+        (["after=first", "model.hidden=[12,7]"], "no weight of it matches"),
     ],
     ids=["no ledger", "not private", "other weights"],
 )

@@ -58,7 +58,7 @@ def test_random_records_cannot_be_compared_and_nothing_is_drawn() -> None:
     ids=["order", "number", "values"],
 )
 def test_other_records_are_refused(other: Dataset[Any]) -> None:
-    with pytest.raises(ConfigurationError, match="other training records, or the same in another order"):
+    with pytest.raises(ConfigurationError, match="different training records, or a different order"):
         compare(TensorDataset(X, Y), other)
 
 

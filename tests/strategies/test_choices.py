@@ -144,7 +144,9 @@ def test_what_is_watched_is_measured_on_other_records(tmp_path: Path, shared: in
     loaders = loader_of(records), DataLoader(held_out, 16)
     for stopping in ([], [watcher("EarlyStopping", "val/loss")]):
         trainer = trainer_for(tmp_path / str(len(stopping)), private(), 6, more=stopping)
-        refuses = pytest.raises(ConfigurationError, match=f"EarlyStopping watches val/loss, and {shared} records of")
+        refuses = pytest.raises(
+            ConfigurationError, match=f"EarlyStopping watches val/loss, but {shared} validation records are"
+        )
         with refuses if stopping and shared else nullcontext():
             trainer.fit(module_of(package, {"validation_step": ["val/loss"]}), *loaders)
 

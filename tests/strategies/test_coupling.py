@@ -27,7 +27,7 @@ from dpbench.strategies import DPSGD
 from tests.strategies import worlds
 from tests.strategies.worlds import loader_of, update, weights_of
 
-MIXED = "records are combined in|no single record's are known"
+MIXED = "records are combined in|belong to no single record"
 LossOf = Callable[["Net", Tensor, Tensor], Tensor]
 
 
@@ -211,7 +211,7 @@ def test_steps_that_need_a_whole_lot(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines: list[str] = []
     monkeypatch.setattr(LightningTraining, "inform", lambda self, text: lines.append(text))
     engine(tmp_path, Net(whole))
-    assert sum("could not be checked: training_step ends in a ValueError" in line for line in lines) == 1
+    assert sum("could not be checked: training_step raises ValueError" in line for line in lines) == 1
 
 
 def test_gradients_are_compared_in_float32(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -113,9 +113,9 @@ def scripted() -> Frozen:
 @pytest.mark.parametrize(
     ("make", "more", "message"),
     [
-        (pruned, [], r"head \(Linear\) is pruned, .*make it plain"),
-        (Frozen, [Prune()], r"head \(Linear\) is pruned, .*make it plain"),
-        (scripted, [], "is compiled by TorchScript, which lets no hooks in"),
+        (pruned, [], r"head \(Linear\) is pruned, .*make it permanent"),
+        (Frozen, [Prune()], r"head \(Linear\) is pruned, .*make it permanent"),
+        (scripted, [], "is compiled by TorchScript, which allows no hooks"),
     ],
     ids=["before", "during", "scripted"],
 )

@@ -58,7 +58,7 @@ def test_losses_that_are_not_one_number(tmp_path: Path, kind: type[Module], grad
 
 
 def test_losses_that_are_no_tensors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="returned a list as its loss: return the tensor"):
+    with pytest.raises(ConfigurationError, match="returned a list as its loss: return the loss tensor"):
         train(tmp_path, Module(plain(), lambda net, batch: [cross_entropy(net, batch)]), gradients="one_by_one")
 
 
@@ -100,9 +100,9 @@ def of_texts(net: nn.Module, batch: Any) -> Tensor:
 
 
 def test_batches_without_tensors(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"holds ndarray\): .*torch.from_numpy"):
+    with pytest.raises(ConfigurationError, match=r"contains ndarray\): .*torch.from_numpy"):
         train(tmp_path / "arrays", Module(plain(), cross_entropy), arrays)
-    with pytest.raises(ConfigurationError, match=r"holds str\): .* torch.arange"):
+    with pytest.raises(ConfigurationError, match=r"contains str\): .* torch.arange"):
         train(tmp_path / "texts", Module(plain(), of_texts), texts)
     with pytest.raises(UnsupportedModuleError, match="contains a list of values of records"):
         train(tmp_path / "counted", Module(plain(), of_texts), counted)
@@ -112,9 +112,9 @@ def test_batches_without_tensors(tmp_path: Path) -> None:
     ("name", "message"),
     [
         ("l2_norm_clip", "Did you mean max_grad_norm"),
-        ("epochs", "The Trainer says how long: max_steps or max_epochs"),
+        ("epochs", "Set the length in the Trainer: max_steps or max_epochs"),
         ("poisson_sampling", r"PrivateDataLoader.poisson\(dataset, expected_batch_size=...\)"),
-        ("secure_mode", "operating system's entropy where no seed is given"),
+        ("secure_mode", "noise comes from the operating system's entropy"),
     ],
 )
 def test_names_of_other_packages(name: str, message: str) -> None:

@@ -145,7 +145,7 @@ def test_arguments_beside_the_closure(tmp_path: Path, given: Any, refused: str |
     if refused is None:
         assert fit(tmp_path, module).releases == 4
         return
-    with pytest.raises(ConfigurationError, match=rf"Given.step is given {refused} .* beside a closure"):
+    with pytest.raises(ConfigurationError, match=rf"Given.step gets {refused} .* in addition to a closure"):
         fit(tmp_path, module)
 
 

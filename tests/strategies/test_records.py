@@ -148,12 +148,12 @@ def test_lots_without_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (None, "record_of_row='other' is no entry of the batch"),
+        (None, "record_of_row='other' is not an entry of the batch"),
         (lambda of: of[:-1], "one whole number for each of the"),
         (lambda of: of > 1, "one whole number .* not bool"),
-        (lambda of: of.flip(0), "record_of_row names other records"),
-        (lambda of: of - 1, "record_of_row names other records"),
-        (lambda of: of + 1000, "record_of_row names other records"),
+        (lambda of: of.flip(0), "record_of_row does not match the records"),
+        (lambda of: of - 1, "record_of_row does not match the records"),
+        (lambda of: of + 1000, "record_of_row does not match the records"),
     ],
     ids=["no entry", "few", "type", "order", "negative", "large"],
 )
@@ -164,7 +164,7 @@ def test_what_is_no_index_of_records_is_refused(tmp_path: Path, change: Any, wor
 
 
 def test_rows_or_microbatches(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="microbatch_size=4 does not go with record_of_row"):
+    with pytest.raises(ConfigurationError, match="microbatch_size=4 cannot be combined with record_of_row"):
         fit(tmp_path, Reads(), loader=reading(), microbatch_size=4)
     assert not (tmp_path / "ledger.jsonl").exists()
 

@@ -63,7 +63,7 @@ def test_without_a_seed_nothing_is_drawn_twice(tmp_path: Path) -> None:
 def test_a_trained_module_elsewhere_is_refused(tmp_path: Path) -> None:
     """Its weights hold releases that the new ledger would not tell."""
     module = trained(tmp_path / "a")
-    with pytest.raises(ConfigurationError, match=r"was trained privately before.*a/ledger.jsonl records"):
+    with pytest.raises(ConfigurationError, match=r"was already trained in a private run recorded in .*a/ledger.jsonl"):
         trained(tmp_path / "b", module=module)
     assert not (tmp_path / "b/ledger.jsonl").exists()
     fresh = Classifier()
@@ -77,7 +77,7 @@ def test_trained_parts_in_another_module_are_refused(tmp_path: Path) -> None:
     first.net[0].requires_grad_(False)
     trained(tmp_path / "a", module=first)
     second.net[5] = first.net[5]
-    with pytest.raises(ConfigurationError, match=r"was trained privately before.*all of its parts"):
+    with pytest.raises(ConfigurationError, match=r"was already trained in a private run.*all of its parts"):
         trained(tmp_path / "b", module=second)
     third.net[0] = first.net[0]
     trained(tmp_path / "b", module=third)
@@ -145,7 +145,7 @@ def test_a_cell_that_is_run_again_has_a_ledger_of_its_own(
     assert list(before) == ["ledger.jsonl"] and not any("records another run" in line for line in lines)
     cell()
     (line,) = [line for line in lines if "records another run" in line]
-    assert f"this one is recorded in {tmp_path}/run-2/ledger.jsonl" in line and "counts together" in line
+    assert f"{tmp_path}/run-2/ledger.jsonl records this one" in line and "add up" in line
     cell()
     after = ledgers(tmp_path)
     assert set(after) == {"ledger.jsonl", "run-2/ledger.jsonl", "run-3/ledger.jsonl"}
@@ -172,7 +172,7 @@ def test_a_checkpoint_of_one_of_two_runs_that_began_alike_needs_its_ledger(
         cell(strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0)).save_checkpoint("last.ckpt")
     before = ledgers(tmp_path)
     assert before["ledger.jsonl"] == before["run-2/ledger.jsonl"]
-    with pytest.raises(ConfigurationError, match=r"which begin alike: name its ledger"):
+    with pytest.raises(ConfigurationError, match=r"which begin alike: pass the path of its ledger"):
         cell(steps=4, strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, seed=0), start="last.ckpt")
     assert ledgers(tmp_path) == before
 

@@ -87,7 +87,7 @@ def test_a_schedule_needs_an_end(tmp_path: Path) -> None:
 
 
 def test_microbatches_have_lots_of_one_size(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="does not go with expected_batch_size_schedule"):
+    with pytest.raises(ConfigurationError, match="cannot be combined with expected_batch_size_schedule"):
         fit(tmp_path, network(), loader=loader(), microbatch_size=4)
 
 

@@ -34,8 +34,8 @@ class RayLauncher(Launcher):
     """Runs the jobs of a sweep as tasks of a Ray cluster, which starts a job again when its worker has died.
 
     Args:
-        address: Of the cluster; None takes $RAY_ADDRESS, else starts a Ray of this machine for the sweep.
-        task: What Ray is to give each job: num_cpus, num_gpus, resources, and max_retries, how often a job goes on
+        address: Address of the cluster; None takes $RAY_ADDRESS, else starts Ray on this machine for the sweep.
+        task: Resources of each job: num_cpus, num_gpus, resources, and max_retries, how often a job continues
             after the death of its worker or node (-1: always).
     """
 
@@ -44,7 +44,7 @@ class RayLauncher(Launcher):
         self._task_options = task
 
     def setup(self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig) -> None:
-        """Keep what Hydra has composed."""
+        """Keep the composed configuration."""
         from dpbench_ray import Sweep
 
         self._sweep = Sweep(hydra_context, task_function, config)

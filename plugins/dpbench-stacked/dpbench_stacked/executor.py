@@ -47,13 +47,13 @@ from dpbench.session.executor import Executor, SessionParts
 from dpbench_stacked.turns import place
 from dpbench_stacked.unread import UnreadNumber
 
-_EAGER = "executor=stack: batches are carried out run by run, because {reason}."
+_EAGER = "executor=stack: batches run one by one, because {reason}."
 _CLOSE = 1e-3
 """Largest relative difference that rounding explains."""
 _OTHER_STEP = (
-    "a stacked step differed from the run's own (by {gap:.2g} in norm): it depends on something that differs between "
-    "the runs and is no parameter or buffer, and batches since the last comparison took that of another run (they are "
-    "private all the same; use executor=eager for correct training)"
+    "a stacked step differed from the run's own (by {gap:.2g} in norm): it depends on a value that differs between the "
+    "runs and is not a parameter or buffer; batches since the last comparison used another run's value (they are "
+    "private nonetheless); train again with executor=eager"
 )
 
 
@@ -65,7 +65,7 @@ class LayerCall(NamedTuple):
     """A call of a layer, as its run sees it.
 
     Attributes:
-        name: Of the layer.
+        name: Name of the layer.
         inputs: A row for each record.
         output_grad: Gradient of the run's loss with respect to the output, a row for each record.
     """
@@ -79,20 +79,20 @@ class Request:
     """The step of one run on one batch, which waits for those of others.
 
     Args:
-        executor: Of the run.
+        executor: Executor of the run.
         own: The module's step.
-        batch: Of the run.
-        rows: Of the stacked batches.
-        arguments: Of the step, behind the batch.
-        options: Of the step, by name.
+        batch: Batch of the run.
+        rows: Number of rows of the stacked batches.
+        arguments: Positional arguments of the step after the batch.
+        options: Keyword arguments of the step.
 
     Attributes:
-        key: Requests with equal ones can be stacked.
-        records: Rows that are no padding.
-        layer_calls: The answer: in the order of the forward pass.
-        output: The answer: of the step.
-        logged: The answer: what the step logs.
-        error: Why there is none.
+        key: Key; requests with equal keys can be stacked.
+        records: Rows that are not padding.
+        layer_calls: Calls of layers in the answer, in the order of the forward pass.
+        output: Output of the step in the answer.
+        logged: Logged values in the answer.
+        error: Error in place of an answer.
     """
 
     def __init__(
@@ -138,7 +138,7 @@ class Stacked(Executor):
         size: Number of networks that are computed together.
 
     Attributes:
-        pads: Whether batches are padded to one size.
+        pads: True if batches are padded to one size.
         steps: Number of steps of this run that were stacked.
     """
 
@@ -160,7 +160,7 @@ class Stacked(Executor):
 
     @property
     def layers(self) -> Mapping[str, nn.Module]:
-        """With parameters that are trained, by name."""
+        """Layers with trained parameters, by name."""
         layers = self._engine.plain_layers
         assert layers is not None
         return layers
@@ -246,11 +246,11 @@ class Stacked(Executor):
         return request
 
     def _obstacle(self, batch: Any) -> str | None:
-        """Why batches cannot be stacked; None where they can."""
+        """Reason why batches cannot be stacked; None if they can."""
         training = self.training
         source = self.source
         if not isinstance(source, RepeatableSums) or not isinstance(source, ChosenGradients):
-            return f"{type(source).__name__} make their sums by Python"
+            return f"{type(source).__name__} compute sums in Python"
         if source.obstacle is not None:
             return source.obstacle
         if training.world_size > 1:
@@ -261,7 +261,7 @@ class Stacked(Executor):
             return "the network is computed in mixed precision"
         leaves = tree_flatten(batch)[0]
         if not all(isinstance(x, Tensor) and x.device == training.device and x.dim() for x in leaves):
-            return "a batch holds other things than tensors on the model's device with a row for each record"
+            return "a batch contains values that are not tensors on the model's device with a row for each record"
         return None
 
     def _look(self, request: Request, batch: Any) -> None:
@@ -352,7 +352,7 @@ class Stacked(Executor):
         return loss
 
     def _go_eager(self, reason: str) -> None:
-        """Carry out all further lots eagerly; who asked for a stack is told."""
+        """Carry out all further lots eagerly, with a message."""
         self._is_eager = True
         self._taps.clear()
         self.training.warn(_EAGER.format(reason=reason))
@@ -406,7 +406,7 @@ def stack_of(size: str) -> Stacked:
         ConfigurationError: The size is no number from 1 on.
     """
     if not size.isdecimal() or int(size) < 1:
-        raise ConfigurationError(f"executor stack needs a number of runs from 1 on, such as stack:4, not {size!r}.")
+        raise ConfigurationError(f"executor stack needs a number of runs of at least 1, such as stack:4, not {size!r}.")
     return Stacked(int(size))
 
 
@@ -414,10 +414,10 @@ class _StackedStep:
     """The step of one run as a function of tensors, for `vmap` over runs.
 
     Args:
-        request: Of one of the runs, whose Python runs for all.
+        request: Request of one of the runs, whose Python runs for all.
 
     Attributes:
-        names: Of the layers, in the order of their calls.
+        names: Names of the layers, in the order of their calls.
     """
 
     def __init__(self, request: Request) -> None:
@@ -466,13 +466,13 @@ class _StackedStep:
             all_inputs.append(inputs)
             zeros = next(remaining, None)
             if zeros is None or zeros.shape != output.shape:
-                raise NotRepeatable("layers are called otherwise than in earlier batches")
+                raise NotRepeatable("layers are called in another way than in earlier batches")
             return output + zeros
 
         output, calls = self._run(tap, tensors, leaves, present)
         loss = _required(loss_of(output))
         if next(remaining, None) is not None:
-            raise NotRepeatable("layers are called otherwise than in earlier batches")
+            raise NotRepeatable("layers are called in another way than in earlier batches")
         metrics = {}
         if isinstance(output, dict):
             output = dict(output)
@@ -521,7 +521,7 @@ class _StepOf(nn.Module):
     """A module whose forward pass is a training step.
 
     Args:
-        module: Has the parameters.
+        module: Module with the parameters.
         own: Its step.
     """
 
@@ -563,7 +563,7 @@ def _watched(
         output: Any,
     ) -> Tensor:
         if options or not all(isinstance(x, Tensor) for x in (*inputs, output)):
-            raise NotRepeatable(f"{name} takes or returns other things than tensors by position")
+            raise NotRepeatable(f"{name} does not take and return only tensors by position")
         return on_call(name, inputs, output)
 
     with ExitStack() as stack:

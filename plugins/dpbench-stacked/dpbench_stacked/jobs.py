@@ -61,14 +61,14 @@ def launch_stacked(
     """Run the jobs of a sweep, as Hydra's own launcher would, but those together that differ in their seeds alone.
 
     Args:
-        config: Of the sweep.
-        context: Of the sweep.
-        task: What to do with each job's configuration.
+        config: Configuration of the sweep.
+        context: Hydra context of the sweep.
+        task: Function of each job's configuration.
         job_overrides: The words of each job (by the names that Hydra gives them, as the next).
         initial_job_idx: Number of the first job.
 
     Returns:
-        What became of each.
+        The result of each job.
 
     Raises:
         ConfigurationError: See `_stack_size`.

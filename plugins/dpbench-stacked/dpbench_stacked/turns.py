@@ -24,10 +24,10 @@ _threads = threading.local()
 
 
 class Place(NamedTuple):
-    """Where a training is among those of its process.
+    """Place of a training among those of its process.
 
     Attributes:
-        turns: What all of them take.
+        turns: Turns of the process.
         slot: Its number, from 0.
     """
 
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 
 
 def place() -> Place | None:
-    """Of the training in this thread; None: it is alone in its process."""
+    """Place of the training in this thread; None: it is alone in its process."""
     return getattr(_threads, "place", None)
 
 
@@ -61,10 +61,10 @@ class Turns:
         Signals are taken by this thread. What their handlers raise ends the waiting, and the threads with the process.
 
         Args:
-            tasks: A training each.
+            tasks: Trainings, as functions.
 
         Returns:
-            What each has returned, or the exception that it has raised.
+            Result of each, or the exception that it has raised.
         """
         restore = self._save_state()
         self._trainings = list(range(len(tasks)))
@@ -82,9 +82,9 @@ class Turns:
         """Wait until each of the other trainings waits, too, or has ended; then all requests are answered at once.
 
         Args:
-            slot: Of the training that has the turn.
-            request: Its own.
-            carry_out: Answers the requests of all who wait; of one of the trainings it is called.
+            slot: Slot of the training that has the turn.
+            request: Its request.
+            carry_out: Function that answers the requests of all waiting trainings; that of one of them is called.
         """
         restore = self._save_state()
         with self._changed:

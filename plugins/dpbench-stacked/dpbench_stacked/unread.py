@@ -1,4 +1,4 @@
-"""A number that a step may be handed, and may not read."""
+"""A number that a step may be given, but must not read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dpbench.records.training import NotRepeatable
 
 
 class UnreadNumber:
-    """The number of a batch, which a step may be handed and may not read: another lot has another one."""
+    """The number of a batch, which a step may be given but must not read: it differs between batches."""
 
 
 def _refusal(name: str) -> Callable[..., Any]:

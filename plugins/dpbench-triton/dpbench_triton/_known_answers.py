@@ -1,4 +1,4 @@
-"""What kernels must compute on a device before they are used there, as `native.known_answers` has it."""
+"""Tests that kernels must pass on a device before they are used there, as `native.known_answers`."""
 
 from __future__ import annotations
 

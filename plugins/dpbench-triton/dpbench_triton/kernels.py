@@ -34,7 +34,7 @@ class Geometry(NamedTuple):
         stride: Pixels from one position to the next.
         padding: Zeros on each side.
         dilation: Pixels from one tap to the next.
-        groups: Of channels.
+        groups: Number of groups of channels.
     """
 
     kernel: tuple[int, int]
@@ -72,13 +72,13 @@ def convolution(
     also bound the sums that are then computed otherwise.
 
     Args:
-        geometry: Of the convolution.
+        geometry: Geometry of the convolution.
         a: Inputs, shape (rows, in, height, width), in any memory format.
         g: Gradients of outputs, shape (rows, out, height', width').
         members: Rows of each record as (their order, where each record starts in it), int64.
         factor: Multiplies the sum over a record's rows.
         threshold: τ ≥ 0 of the discretization, or None.
-        stored: Whether the gradients are wanted, or their norms only.
+        stored: True to return the gradients, False for their norms only.
     """
     from dpbench_triton import _convolution
 
@@ -208,7 +208,7 @@ def group_norm(layer: nn.GroupNorm, x: Tensor, g: Tensor) -> tuple[Tensor, Tenso
     """Per-row gradients of GroupNorm's scale and shift, float32 of shape (R, C) each.
 
     Args:
-        layer: Whose groups and epsilon count.
+        layer: Layer with the groups and epsilon.
         x: Inputs, shape (R, C, H, W), in any memory format.
         g: Gradients of outputs, likewise.
     """
@@ -255,9 +255,9 @@ def add_noise(
         total: Consecutive part of a flat sum, float32; in place.
         start: Its first coordinate's place in the stream.
         std: Standard deviation.
-        spacing: Of the grid, a power of two.
+        spacing: Spacing of the grid, a power of two.
         key: 32 bytes of ChaCha20.
-        divisor: Of the noised sum, in the same pass.
+        divisor: Divisor of the noised sum, applied in the same pass.
     """
     from dpbench_triton import _noise
 

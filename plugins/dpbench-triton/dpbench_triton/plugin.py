@@ -57,7 +57,7 @@ def signature(device: torch.device) -> str:
 
 @cache
 def _fault(device: torch.device) -> str | None:
-    """Why the kernels are of no use on a device, in one line; None where they are right."""
+    """Reason why the kernels cannot be used on a device, in one line; None if they can."""
     try:
         wrong = wrong_answers(device)
     except Exception as error:  # of a compiler, a driver or a launch

@@ -56,12 +56,12 @@ _HEADLINES = {
     "limited": "the engine cannot be used, so that training takes records one by one:",
     "mixed": "records are mixed, so that training takes them one by one:",
     "reads": (
-        "records are separable in this batch, but values of them are read into Python, where the step may choose by "
+        "records are separable in this batch, but their values are read into Python, where the step may branch on "
         "them; training takes records one by one:"
     ),
     "kept": "records of an earlier batch are used, so that training is refused:",
 }
-_COUNTS = "a mean over what counts in the batch"
+_COUNTS = "a weighted mean over the batch"
 _BY_VALUES = (
     "this depends on values: where the same number of targets counts for each record, a batch without class weights is "
     "separable"

@@ -164,7 +164,7 @@ class LightningTraining(Training):
         self._methods.replace(name, followed)
 
     def withhold_loss(self, after: Callable[[], None]) -> bool:
-        """Give a module's own `optimizer_step` no loss, and schedules no records: in their sight no lot is."""
+        """Give a module's own `optimizer_step` no loss, and schedules no records: in their sight no batch is."""
         self._methods.replace("lr_scheduler_step", _within(records_withheld, self.module.lr_scheduler_step))
         if not self.automatic_optimization or not overrides(self.module, "optimizer_step"):
             return False
@@ -279,7 +279,7 @@ def _within(context: Callable[[], AbstractContextManager[Any]], hook: Callable[.
 
 
 def _on_batches(hook: Any) -> Any:
-    """A hook of a batch, for lots of other kinds."""
+    """Adapt a hook that is called with a batch to batches of other kinds."""
 
     @functools.wraps(hook)
     def wrapped(batch: Any, *args: Any, **kwargs: Any) -> Any:

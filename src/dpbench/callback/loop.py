@@ -1,7 +1,7 @@
 """Private training by a plain loop: the same records, releases and ledger as in a Lightning Trainer, without one.
 
-The loop draws each lot itself and shows none of it. The session, which a Trainer drives likewise, defines the records
-and the checks of lots.
+The loop draws each batch itself and shows none of it. The session, which a Trainer drives likewise, defines the records
+and the checks of batches.
 """
 
 from __future__ import annotations
@@ -32,27 +32,26 @@ from dpbench.privacy.processes import ALONE
 from dpbench.records.training import Training, TrainingStep
 
 Loss = Callable[[Any, Any], Tensor]
-"""Called with (model, batch): the mean (or, with loss_reduction="sum", the sum) of the losses of a lot's records."""
+"""Called with (model, batch): the mean (or, with loss_reduction="sum", the sum) of the losses of a batch's records."""
 
 
 class PrivateLoop:
-    """Trains a module privately, lot by lot, in a `for` loop of yours.
+    """Trains a module privately, batch by batch, in a `for` loop of yours.
 
-    Guarantee: that of the strategy, for all updates together; the loop makes nothing else of the records. Between two
-    lots the model is yours: evaluate it, save it, move a schedule on.
+    Guarantee: that of the strategy, for all updates together; the loop computes nothing else from the records. Between
+    two batches the model is yours: evaluate it, save it, step a schedule.
 
     Args:
-        model: The network to train; on the device where it is to be trained, in the mode (train or eval, of each part)
-            in which it is to be trained.
+        model: The network to train, on its device and in the mode (train or eval, of each part) of the training.
         optimizer: An optimizer over all of its trainable parameters.
-        loader: The loader that draws lots.
+        loader: The loader that draws batches.
         strategy: A new strategy, with its `ledger=`.
-        loss: Function of the model and a batch. A record's gradient must be a function of that record alone; some
-            lots are run again in parts to find out, so that the function may be called more often than once a lot.
-        steps: Number of lots; fewer if the budget is spent before.
+        loss: Function of the model and a batch. A record's gradient must be a function of that record alone; to check
+            this, some batches are run again in parts, so the function may be called more than once a batch.
+        steps: Number of batches; fewer are trained if the budget is spent before.
 
     Raises:
-        ConfigurationError: Something does not go with private training, or needs a Lightning Trainer.
+        ConfigurationError: An option is not private, or needs a Lightning Trainer.
 
     Example:
         >>> loop = PrivateLoop(model, optimizer, loader, strategy, loss, steps=200)  # doctest: +SKIP
@@ -90,8 +89,8 @@ class PrivateLoop:
         releases = self._session.releases
         if self._strategy.has_trained:
             raise ConfigurationError(
-                "this strategy has trained already: make a new one, with another ledger, and a new loop. What both "
-                "have released counts together (dpbench account LEDGER LEDGER)."
+                "this strategy has already trained: make a new one, with another ledger, and a new loop. Their "
+                "releases add up (dpbench account LEDGER LEDGER)."
             )
         try:
             self._begin()
@@ -131,14 +130,14 @@ class PrivateLoop:
         before = earlier_fits.other_record(training.module, ledger, session.releases.budget.after)
         if before is not None:
             training.warn(
-                f"the model holds what {before} recorded, too: its epsilon is that of both ledgers together (dpbench "
-                f"account {before} {ledger})."
+                f"this model was already trained in the run recorded in {before}: its epsilon is that of both ledgers "
+                f"together (dpbench account {before} {ledger})."
             )
         session.begin(ALONE, key, ledger, TrainingLength(self._steps), {}, key_of)
         strategy.take_solution()
 
     def _one_lot(self, batch: Any) -> None:
-        """One lot, one release, one update."""
+        """One batch, one release, one update."""
         session = self._session
         training = self._training
         batch = move_data_to_device(batch, training.device)
@@ -209,7 +208,7 @@ class LoopTraining(Training):
         log_line(text)
 
     def gradients(self, batch: Any, number: int) -> None:
-        """Run the step and its backward pass on the open lot, in the modes of the beginning.
+        """Run the step and its backward pass on the open batch, in the modes of the beginning.
 
         Raises:
             ConfigurationError: The loss function gives no loss that can be differentiated.
@@ -222,11 +221,11 @@ class LoopTraining(Training):
             loss = self._step(batch, number)
             if not isinstance(loss, Tensor):
                 raise ConfigurationError(
-                    f"the loss function gave a {type(loss).__name__}: return the loss, one tensor, for every batch."
+                    f"the loss function returned a {type(loss).__name__}: return the loss, one tensor, for every batch."
                 )
             if torch.is_inference_mode_enabled() or any(p.grad is not None for p in self.module.parameters()):
                 raise ConfigurationError(
-                    "the loss has no gradient, or was differentiated already: leave backward() to the loop, and do not "
+                    "the loss has no gradient, or was already differentiated: leave backward() to the loop, and do not "
                     "run the loop in torch.inference_mode()."
                 )
             self._backward(loss)

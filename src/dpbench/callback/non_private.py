@@ -27,8 +27,8 @@ class NonPrivate(pl.Callback):
         self._lots: PrivateBatchSampler | None = None
         if values or options:
             raise ConfigurationError(
-                f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out; "
-                "other records than examples train without privacy under FederatedAveraging(records=...)."
+                f"NonPrivate takes no options, such as {', '.join(options) or repr(values[0])}: leave them out (for "
+                "records other than examples, use FederatedAveraging(records=...))."
             )
 
     def __repr__(self) -> str:
@@ -46,7 +46,7 @@ class NonPrivate(pl.Callback):
             )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take lots over, if the data come in lots."""
+        """Take batches over, if the data come in batches."""
         if isinstance(trainer.train_dataloader, PrivateDataLoader):
             require_examples(trainer.train_dataloader.dataset)
             lots = trainer.train_dataloader.lots
@@ -61,11 +61,11 @@ class NonPrivate(pl.Callback):
         count_batches(trainer)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Leave the lots, which may be drawn without this callback again."""
+        """Leave the batches, which may be drawn without this callback again."""
         if self._lots is not None:  # else they are another training's
             self._lots.free()
             self._lots = None
 
     def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
-        """Leave the lots also after an error."""
+        """Leave the batches also after an error."""
         self.teardown(trainer, pl_module, "fit")

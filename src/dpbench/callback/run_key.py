@@ -13,8 +13,8 @@ that the training is made of, read from its objects, whether a command's configu
 * where something of this has no bytes that could be hashed, a key that is drawn for the training and kept until it ends
   (`privacy.kept_keys`). Correlated noise without a seed has it in the place of the seed, and then no callbacks.
 
-The plan of the releases is added where noise and lots are drawn (`ReleaseEngine.lot_key`, `noise_key`). Our own source
-is no part of it.
+The plan of the releases is added where noise and batches are drawn (`ReleaseEngine.lot_key`, `noise_key`). Our own
+source is no part of it.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ _INHERITED = {  # attributes that say nothing: parts and parameters, hooks, what
 _OBSERVERS = ("dpbench.", "pytorch_lightning.callbacks.", "lightning.pytorch.callbacks.")
 _DECIDING = ("StochasticWeightAveraging", "BackboneFinetuning", "BaseFinetuning")  # callbacks that change a training
 _NO_BYTES = (
-    "the noise of this training has a random key beside its seed, since {gap} cannot be hashed: with other contents it "
-    "would get the same noise. Resumed, the training repeats its noise (until it ends, the key is kept beside the "
-    "ledger); started anew, it draws other noise. To repeat it on records in files, name them and their version: "
-    "PrivateDataLoader(..., data_id='clinic 2026-11')."
+    "the noise of this training has a random key in addition to its seed, since {gap} cannot be hashed: with other "
+    "contents it would get the same noise. Resumed, the training repeats its noise (the key is kept next to the ledger "
+    "until it ends); started again, it draws other noise. To repeat it on records in files, name them and their "
+    "version: PrivateDataLoader(..., data_id='clinic 2026-11')."
 )
 Settings = tuple[bytes, Canonical]
 """Hash of a training's parts, without its seed and its data; and the hasher, with gaps and packages."""
@@ -90,7 +90,7 @@ def settings_of(training: Training, strategy: StrategyOptions) -> Settings:
 
     Args:
         training: A Trainer's, or a plain loop's.
-        strategy: What is done with its lots.
+        strategy: What is done with its batches.
     """
     trainer = getattr(training, "trainer", None)
     module = training.module
@@ -136,10 +136,10 @@ def keys_of(
 
     Args:
         training: A Trainer's, or a plain loop's.
-        strategy: What is done with its lots.
+        strategy: What is done with its batches.
         settings: Settings of the training.
         weights: Hash of the initial weights.
-        loader: Draws the lots; its data set is read.
+        loader: Draws the batches; its data set is read.
     """
     seed = strategy.seed
     digest, objects = settings

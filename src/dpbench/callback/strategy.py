@@ -51,7 +51,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
     those of `StrategyOptions`.
 
     Guarantee: (ε, δ)-differential privacy of all updates together, with the unit of privacy and the neighboring
-    relation of the sampling (an example, unless the lots draw others), and ε as the ledger gives it. It covers the
+    relation of the sampling (an example, unless the batches draw others), and ε as the ledger gives it. It covers the
     weights, not metrics named `nonprivate/…`.
 
     Raises:
@@ -131,7 +131,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         self._set_solved("noise_multiplier", self._releases.noise_multiplier)
 
     def note_unused_lot(self, log: Callable[..., object] | None = None) -> None:
-        """Warn once of a lot without a finite record; see `LotsWithoutGradients`."""
+        """Warn once of a batch without a finite record; see `LotsWithoutGradients`."""
         self._unused_lots.note(self._releases.mechanism, self._source, log)
 
     @property
@@ -146,12 +146,12 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
 
     @property
     def observers(self) -> list[Observer]:
-        """Called with each piece of a lot: (mechanism, parameter names, gradients of records, squared norms)."""
+        """Called with each piece of a batch: (mechanism, parameter names, gradients of records, squared norms)."""
         return self._releases.observers
 
     @property
     def mechanism(self) -> Mechanism:
-        """The mechanism that turns lots into releases; a ConfigurationError if nothing was trained in this process."""
+        """The mechanism that releases batches; a ConfigurationError if nothing was trained in this process."""
         return self._releases.mechanism
 
     @property
@@ -188,7 +188,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         self._session.attach()
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Take the lots over, fix the plan and open the ledger; everything can still be refused."""
+        """Take the batches over, fix the plan and open the ledger; everything can still be refused."""
         releases = self._releases
         loader = self._session.acquire(trainer.train_dataloader)
         ledger = self.ledger_path or self._ledger_beside_the_log(trainer)
@@ -221,8 +221,8 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
         if ledger.parent != folder and not self._restored and ledger != budget.path:
             first = folder / FILE_NAME
             self._session.training.inform(
-                f"{first} records another run, and this one is recorded in {ledger}: what both release counts together "
-                f"(dpbench account {first} {ledger})."
+                f"{first} records another run, and {ledger} records this one: their releases add up (dpbench account "
+                f"{first} {ledger})."
             )
         return ledger
 
@@ -257,14 +257,14 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Begin a lot: its release, its records, and the random numbers of the model."""
+        """Begin a batch: its release, its records, and the random numbers of the model."""
         rank = 0 if getattr(pl_module, "same_randomness", False) else trainer.global_rank
         self._session.open(batch, rank)
 
     def on_before_optimizer_step(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, optimizer: Optimizer
     ) -> None:
-        """Release the sums of the lot to `p.grad`."""
+        """Release the sums of the batch to `p.grad`."""
         if optimizer is self._session.optimizer:
             self._session.release()
 
@@ -299,7 +299,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             refuse_training_records(trainer, self._session.loader.dataset)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check that no lot of the epoch was left out."""
+        """Check that no batch of the epoch was left out."""
         _ = self._session.trained
         self._session.refuse_skipped_lot()
 
@@ -369,7 +369,7 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
 
 
 def _refuse_others(trainer: pl.Trainer, strategy: PrivateStrategy) -> None:
-    """Refuse another strategy among the callbacks, or this one there twice: a lot can be released once only."""
+    """Refuse another strategy among the callbacks, or this one there twice: a batch can be released once only."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     strategies = [callback for callback in callbacks if isinstance(callback, PrivateStrategy | NonPrivate)]
     others = [other for other in strategies if other is not strategy] or strategies[1:]

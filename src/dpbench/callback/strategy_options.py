@@ -118,23 +118,24 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
             or removed record.
         target_epsilon: Budget. Alone, the noise multiplier is found for the planned number of steps; with a
             noise_multiplier, training stops before the step that would exceed it.
-        noise_schedule: How z moves over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E times
-            z), "step:F@P/F@P" (F times z from the share P of the steps on), a factor for each step, or a function of
-            the share of the steps that are over. With a target, z is found for the whole. None: constant.
-        noise: "gaussian" is independent from step to step; "banded" is correlated over `bands` steps, so that running
-            sums of releases carry less of it (batches: cyclic_poisson); or the name of a plug-in's.
-        bands: Steps over which noise is correlated; 1 is independent noise. None where it is not.
+        noise_schedule: Factors of z over the planned steps: "linear:E", "exponential:E" or "cosine:E" (from 1 to E),
+            "step:F@P/F@P" (F from the share P of the steps on), a factor for each step, or a function of the share of
+            steps completed. With a target, z is found for the whole training. None: constant.
+        noise: "gaussian", independent from step to step; "banded", correlated over `bands` steps, so that running sums
+            of releases carry less of it (batches: cyclic_poisson); or the name of a plug-in's noise.
+        bands: Number of steps over which noise is correlated; 1: independent noise; None: noise is not "banded".
         max_grad_norm_schedule: Schedule of the bounds of all groups; not with bounds that adapt.
         delta: δ of the guarantee; below 1 / number of records.
         accountant: Name of the accountant that calibrates and stops, see `privacy.accounting.accountants`.
-        seed: Makes a run repeatable: the key of noise, lots and the model's own randomness comes from it and from all
-            else that determines the sums (`callback.run_key`), so that two runs that differ share nothing. Anyone who
-            knows it can subtract the noise. None takes the operating system's entropy: use that for published models.
-        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
-            all rows at once; where the memory of a GPU is over, the lot begins again in pieces of half as many.
+        seed: Seed of a repeatable run. Noise, batches and the model's own randomness follow from it and everything else
+            that determines the sums (`callback.run_key`), so that different runs share nothing. Anyone who knows it can
+            subtract the noise. None: the operating system's entropy, for models that will be published.
+        max_physical_batch_size: Largest number of rows processed at once; the result is the same. "auto": all rows;
+            when the memory of a GPU runs out, the batch restarts in pieces of half as many.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's; an example can then move the sum by twice the bound.
-        discretization_threshold: τ, discretizes each record's gradient to {−1, 0, +1} before clipping; None: not.
+        discretization_threshold: τ, above which coordinates of a record's gradient become ±1, before clipping (the
+            others 0); None: no discretization.
         discretization_values: Values of coordinates beyond τ: "signs" (±1), ± the "threshold", "rescaled" signs or
             "kept" values, see `privacy.gradients.discretization.Discretization`.
         correction_threshold: ν of the error correction of the released gradient; None: no correction.
@@ -154,13 +155,13 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         ledger: Path of the ledger; by default `ledger.jsonl` in the trainer's log folder, or, where that records
             another run, in a folder run-2 (run-3, ...) of it.
         after: Ledger of an earlier training that gave the module its weights: the second stage of one budget. The
-            ledger begins with a copy of it (or goes on in that file, if it is the same), so that epsilon is of both,
-            and a target is for both: noise is found for the rest.
-        fingerprint: Names a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
-            does; releases on disk are repeated then. Under another name the ledger gets a new phase.
-        records: Source of records, if these are no examples or microbatches of the batch.
-        audit: Records that join the lots, by which the epsilon of this training is checked; the model learns from them
-            too. None: none.
+            ledger begins with a copy of it (or continues that file, if it is the same), so that epsilon and target
+            cover both: noise is found for the rest.
+        fingerprint: Name of a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
+            does; releases on disk are then repeated. Under another name the ledger gets a new phase.
+        records: Source of records that are neither examples nor microbatches, such as users.
+        audit: Canaries that join the batches, by which the epsilon of this training is checked; the model learns from
+            them, too. None: no audit.
 
     Raises:
         ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
@@ -200,10 +201,10 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
     def __setattr__(self, name: str, value: Any) -> None:
         if self._fixed and any(field.name == name for field in fields(self)):
             schedule = _SCHEDULES.get(name)
-            moving = "" if schedule is None else f"let it move over the steps by {schedule}, or "
+            varying = "" if schedule is None else f"vary it over the steps by {schedule}, or "
             raise ConfigurationError(
-                f"{name} cannot change once the {type(self).__name__} is made, because its releases depend on it: "
-                f"{moving}make a new one with {name}={value!r}."
+                f"{name} cannot change after the {type(self).__name__} is made: {varying}make a new one with "
+                f"{name}={value!r}."
             )
         super().__setattr__(name, value)
 
@@ -233,10 +234,10 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         """Find the noise's constructor by its name."""
         if self.noise == "gaussian":
             if self.bands is not None:
-                raise ConfigurationError("bands are of correlated noise only: set noise=banded, too.")
+                raise ConfigurationError("bands needs correlated noise: also set noise=banded.")
             return noise_of
         if type(self).noise_process is not StrategyOptions.noise_process:
-            raise ConfigurationError(f"{type(self).__name__} has a noise process of its own: leave out noise.")
+            raise ConfigurationError(f"{type(self).__name__} has its own noise process: leave out noise.")
         processes = entry_points(group=_NOISES)
         if self.noise not in processes.names:
             raise ConfigurationError(f"unknown noise {self.noise!r}; known are gaussian, {', '.join(processes.names)}.")
@@ -258,11 +259,9 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
 
     def _with_common_parts(self, recipe: Recipe) -> Recipe:
         if self.correction_threshold is None and self.priors is not None:
-            raise ConfigurationError("priors are used by error correction only: set correction_threshold, too.")
+            raise ConfigurationError("priors needs error correction: also set correction_threshold.")
         if self.discretization_threshold is None and self.discretization_values != "signs":
-            raise ConfigurationError(
-                "discretization_values is used by discretization only: set discretization_threshold, too."
-            )
+            raise ConfigurationError("discretization_values needs discretization: also set discretization_threshold.")
         parts: dict[str, Any] = {}
         if self.discretization_threshold is not None:
             parts["transform"] = Discretization(self.discretization_threshold, self.discretization_values)

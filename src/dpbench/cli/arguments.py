@@ -86,7 +86,7 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust",
         action="store_true",
-        help="the run is your own: its checkpoint may hold objects, and reading these can run any code",
+        help="unpickle objects in the checkpoint, which can execute arbitrary code: only for a run of your own",
     )
 
 
@@ -96,7 +96,7 @@ def add_config_dir(parser: argparse.ArgumentParser) -> None:
         "--config-dir",
         type=place,
         metavar="FOLDER",
-        help="as in the run's own command: classes of your own are imported from the folder that holds it",
+        help="as in the run's own command: your own classes are imported from its parent folder",
     )
 
 

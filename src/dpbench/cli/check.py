@@ -1,4 +1,4 @@
-"""`dpbench check`: does the training step keep records apart?"""
+"""`dpbench check`: a test of whether the training step keeps records apart."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def add_parser(commands: Commands) -> None:
     """List the command; Hydra reads its words."""
     summary = "Say if a training step keeps records apart, without training."
     parser = add_command(commands, "check", summary, add_help=False)
-    add_overrides(parser, "as of dpbench train")
+    add_overrides(parser, "as for dpbench train")
 
 
 def run(options: argparse.Namespace) -> int:

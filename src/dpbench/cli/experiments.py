@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 _RESUME = """\
 Nothing in the folder is imported or unpickled. Its config.yaml determines which classes are instantiated (of installed
-packages, and with --config-dir your own) and where data are read from: inspect it before you resume somebody else's
-run.
+packages, and with --config-dir your own) and where data are read from: inspect it before you resume a run of
+another person.
 
 examples:
   dpbench resume runs/long                                         after Ctrl-C, a crash, a full disk
@@ -93,7 +93,7 @@ def _resume(options: argparse.Namespace) -> Answer:
 
 def _add_priors(commands: Commands) -> None:
     summary = "Estimate priors of the error correction on public data."
-    add_overrides(add_command(commands, "priors", summary, add_help=False), "as of dpbench train")
+    add_overrides(add_command(commands, "priors", summary, add_help=False), "as for dpbench train")
 
 
 def priors(options: argparse.Namespace) -> int:
@@ -166,7 +166,7 @@ def _add_reproduce(commands: Commands) -> None:
         "--config-dir",
         type=place,
         metavar="FOLDER",
-        help="further configuration, tables among it, and classes of your own beside it (as with train)",
+        help="folder with your own configuration and tables, next to your classes (as for train)",
     )
     add("--json", action="store_true", help="with list: print JSON")
 
@@ -181,15 +181,15 @@ def _reproduce(options: argparse.Namespace) -> Answer:
     alone = not options.words and not options.status and options.existing == "refuse"
     if options.table == "list":
         if not alone:
-            raise ConfigurationError("list takes no further words: dpbench reproduce list.")
+            raise ConfigurationError("list takes no further arguments: dpbench reproduce list.")
         listed = listed_tables(options.config_dir)
         return Answer(listing(listed), listed)
     if options.json:
-        raise ConfigurationError("--json goes with list: the files of a table are its data.")
+        raise ConfigurationError("--json is only for list: a table writes its data to files.")
     computed = computed_tables().get(options.table)
     if computed is not None:
         if not alone or options.config_dir is not None:
-            raise ConfigurationError(f"{options.table} takes no runs: only --out goes with it.")
+            raise ConfigurationError(f"{options.table} is computed without runs and accepts only --out.")
         out = options.out / options.table.replace("/", "_")
         out.mkdir(parents=True, exist_ok=True)  # find out now, not after a minute
         return Answer(computed.load()(out))
@@ -237,8 +237,8 @@ def part_of(words: Sequence[str]) -> Part:
             launcher.append(word)
         else:
             raise ConfigurationError(
-                f"{word!r} is none of rows=NAME,NAME columns=NAME,NAME seeds=NUMBER (how many, or with commas which) "
-                "trainer=NAME launcher=NAME hydra.launcher.KEY=VALUE."
+                f"unknown argument {word!r}: give rows=NAME,NAME, columns=NAME,NAME, seeds=NUMBER (how many; with "
+                "commas: which), trainer=NAME, launcher=NAME or hydra.launcher.KEY=VALUE."
             )
     if values.get("seeds") == 0:
         raise ConfigurationError("seeds=0 leaves nothing to run; seeds=0, (with a comma) is seed 0 alone.")

@@ -14,7 +14,7 @@ from dpbench.files import typed
 
 _NEW = """\
 The package has data, a module, a strategy, an experiment, a table and a test; replace them one by one. docs/plugins.md
-says what each must look like.
+describes each.
 
 examples:
   dpbench new my_paper
@@ -48,8 +48,8 @@ _COMMON = {
 
 def add_parsers(commands: Commands) -> None:
     """Add the command."""
-    parser = add_command(commands, "new", "Write a small package of your own, to begin with.", _new, epilog=_NEW)
-    parser.add_argument("name", metavar="NAME", help="of the package, and of the folder that is made")
+    parser = add_command(commands, "new", "Create a small package to start from.", _new, epilog=_NEW)
+    parser.add_argument("name", metavar="NAME", help="name of the package and of its folder")
 
 
 def _new(options: argparse.Namespace) -> Answer:

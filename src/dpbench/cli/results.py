@@ -59,7 +59,7 @@ def _table(options: argparse.Namespace) -> Answer:
     from dpbench.harness.reports.run_table import RunTable
 
     if options.folder and options.group_by is not None:
-        raise ConfigurationError("--folder is of single runs, and a row of --group-by holds several: leave one out.")
+        raise ConfigurationError("--folder requires single runs, and --group-by combines several: remove one of them.")
     table = RunTable.read(options.sources)
     if options.group_by is not None:
         table = group_by(table, keys_of(options.group_by))

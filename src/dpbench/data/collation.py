@@ -1,4 +1,4 @@
-"""Collation of a lot's records to a batch with rows that are made of one record each.
+"""Collation of records to a batch with rows that are made of one record each.
 
 A row that is made of several records (mixup, cutmix, batch statistics), and a record that fills the places of others,
 move a sum by more than the bound. So a `collate_fn` is never given several records of a private training together: it
@@ -32,7 +32,7 @@ _LONG = "a " * 16
 
 
 class Collation:
-    """Collates as torch does, and makes batches of empty lots.
+    """Collates as torch does, and also makes batches without records.
 
     Args:
         dataset: Data set of the records; one of them shows the shapes.
@@ -113,13 +113,13 @@ class Collation:
         batch = self._collate(records)
         if self._rows is not None or set(joining.sizes_of(batch)) == {len(records)}:
             closed = unopened(batch)
-            cause = "the collate_fn gives what all records share, or pads otherwise than with one number at the end"
+            cause = "the collate_fn returns values shared by all records, or pads with more than one number at the end"
             if closed is not None:
                 cause = f"the batch contains a {closed}, whose tensors cannot be found"
             raise ConfigurationError(
-                f"the rows of a batch cannot be made of one record each: {cause}. Let the collate_fn build each row "
-                "from one record alone, in tensors, and pad at the end "
-                "(torch.nn.utils.rnn.pad_sequence, padding_side='right')."
+                f"cannot build each row of a batch from one record: {cause}. Let the collate_fn build each row from "
+                "one record alone, in tensors, and pad at the end (torch.nn.utils.rnn.pad_sequence, "
+                "padding_side='right')."
             )
         return batch  # which has no rows
 
@@ -128,9 +128,9 @@ class Collation:
             return self._collate([record])
         except Exception as error:
             raise ConfigurationError(
-                "each record is collated alone, so that none is mixed into the row of another one, but the collate_fn "
-                f"fails on a list of one: {brief(error)}. Let it accept a list of one record. Remove records that "
-                "cannot be read (torch.utils.data.Subset), or make an empty one of them, such as zeros."
+                f"the collate_fn fails on a list of one record, and each record is collated alone: {brief(error)}. "
+                "Let it accept a list of one. Remove records that cannot be read (torch.utils.data.Subset), or replace "
+                "them by empty ones, such as zeros."
             ) from error
 
     def _makes_rows(self, record: Any) -> bool:
@@ -223,7 +223,6 @@ def _check_index(index: RecordOfRow, batch: Any, expected: NDArray[np.int64]) ->
     is_index = numbers.shape == expected.shape and numbers.dtype.kind in "iu"
     if is_index and (numbers != expected).any():
         raise ConfigurationError(
-            "record_of_row names other records than those of which the rows are made: give the name of the entry that "
-            "holds the position of each row's record in the list that the collate_fn was given, or a function that "
-            "returns this entry itself."
+            "record_of_row does not match the records of the rows: give the name of the batch's entry that holds, for "
+            "each row, the position of its record in the collate_fn's list, or a function that returns this entry."
         )

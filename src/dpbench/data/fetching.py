@@ -1,9 +1,9 @@
 """Counts which items a data set reads to return one, and refuses an item that is made of several.
 
-A record that stands in for others has several rows in a lot, each clipped by itself, and moves the sum by more than the
-bound; so does one that is mixed into others. Both show where a data set asks itself, or a data set inside of it, for
-other items: `except OSError: return self[0]`, or mixup with a random partner. Each getter of each data set may be asked
-for one index for an item, which is counted in each batch.
+A record that stands in for others has several rows in a batch, each clipped by itself, and moves the sum by more than
+the bound; so does one that is mixed into others. Both show where a data set asks itself, or a data set inside of it,
+for other items: `except OSError: return self[0]`, or mixup with a random partner. Each getter of each data set may be
+asked for one index per item, which is counted in each batch.
 
 By definition a record is what `dataset[position]` returns. Reads of a data set's own files, arrays and lists, or in
 threads of its own, are not seen, nor how a `__getitems__` of its own divides its reads among its items.
@@ -53,7 +53,7 @@ def watched(dataset: Any) -> Any:
 
 
 class WatchedDataset(Dataset[Any]):
-    """A data set with reads that are counted while a loader fetches a lot; otherwise it behaves as the data set itself.
+    """A data set with reads that are counted while a loader fetches a batch; otherwise it behaves as the original.
 
     Args:
         dataset: Map-style data set.
@@ -83,7 +83,7 @@ class WatchedDataset(Dataset[Any]):
         return self.__dict__["_dataset"][position]
 
     def __getitems__(self, positions: Sequence[int]) -> Any:
-        """The items of a lot, as the data set returns them.
+        """The items of a batch, as the data set returns them.
 
         Raises:
             ConfigurationError: One of them is made of several items, or is another one.
@@ -140,11 +140,10 @@ class _Reads:
                 read_instead = ", ".join(map(str, sorted(indices - {place})[:3]))
                 raise ConfigurationError(
                     f"{name} reads items of {type(self._parts[owner]).__name__} at other indices ({read_instead}) for "
-                    f"item {place}: a record that is read for others, in their place or mixed into them, moves a batch "
-                    "by more than clipping allows. Remove items that cannot be read (torch.utils.data.Subset), or "
-                    "return an empty record for them, such as zeros; mix nothing. Items that are made of the same "
-                    "pieces each time (windows) read them from a list or a tensor; caches are filled before the "
-                    "training."
+                    f"item {place}: a record that replaces others or is mixed into them changes a batch by more than "
+                    "the clipping bound. Do not mix items. Remove those that cannot be read (torch.utils.data.Subset), "
+                    "or return an empty record, such as zeros. Read parts that items share (windows) from a list or a "
+                    "tensor; fill caches before the training."
                 )
         return items
 

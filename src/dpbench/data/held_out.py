@@ -39,8 +39,8 @@ def parted(
     Args:
         split: Kind of split.
         identities: Content of each record, in the order of the data; equal records go the same way.
-        records: Their number.
-        count: How many are to be held out.
+        records: Number of records.
+        count: Number of records to hold out.
     """
     if split == "permutation":
         order = np.random.default_rng(_PERMUTATION_SEED).permutation(records)

@@ -1,4 +1,4 @@
-"""Images in memory, normalized once and indexed by whole lots; and the LightningDataModule on top."""
+"""Images in memory, normalized once and indexed by whole batches; and the LightningDataModule on top."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ _TRAINED = "dpbench.features"
 class InMemoryImages(InBatches):
     """Normalized images and labels.
 
-    Images lie in memory as (N, H, W, C), so that a lot is one indexed copy that convolutions read channels-last.
+    Images lie in memory as (N, H, W, C), so that a batch is one indexed copy that convolutions read channels-last.
 
     Args:
         pixels: (N, H, W, C), float32, contiguous.
@@ -174,19 +174,19 @@ def image_options(
 
 
 class ImageDataModule(PrivateDataModule[InMemoryImages]):
-    """Training lots, an optional validation split and the test set of an image data set.
+    """Training batches, an optional validation split and the test set of an image data set.
 
     Args:
         name: See `dpbench.data.sources.source`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
-        expected_batch_size: Mean number of records in a training lot.
+        expected_batch_size: Mean number of records in a training batch.
         sampling: "poisson" (also None), "truncated_poisson", "fixed_size" or "shuffled".
         val_size: Records taken from the training data for validation, their expected number with split="hash"; 0 for
             the papers' tables. The remaining records are the population of the ledger.
         eval_batch_size: Records in a validation or test batch.
         image_size: Side to which images are resized; None keeps the data set's own choice.
         download: True to let torchvision download an absent data set.
-        seed: Key of the lots; None takes the operating system's entropy.
+        seed: Key of the batches; None takes the operating system's entropy.
         scale: "standard" (mean 0 and deviation 1 of the data set), "per_image" (of each image alone), "symmetric"
             ([−1, 1], for generators) or "unit" ([0, 1]).
         features: "scattering", "color_scattering" or "mirrored_scattering" replaces pixels by wavelet features that
@@ -196,18 +196,18 @@ class ImageDataModule(PrivateDataModule[InMemoryImages]):
             the data sets.
         prior_sha256: SHA-256 of that file; any other file is refused, and so is None. The command line fills it in, and
             a run goes on with no other file.
-        train_size: Only the first so many training records; None takes all. Of "random_noise", how many there are.
+        train_size: Number of training records, the first ones (of "random_noise" all that are made); None takes all.
         test_size: The same of the test records.
         like: For "random_noise", the data set with the shape and classes of the noise; None is CIFAR-10.
         inserted: Images of noise with random labels that join the training data, see `data.inserted`.
-        split: How the records of `val_size` are chosen. "hash": each by a hash of itself, so that one record more moves
-            no other one. "permutation": exactly `val_size`, by their number, as in runs of before; one record more then
-            exchanges most of them, and epsilon holds for a record of the training set alone.
-        expected_batch_size_schedule: How it moves over the steps: "linear:E", "exponential:E" or "cosine:E" (to E times
-            that size), "step:F@P/F@P", or a factor for each step; None: not.
+        split: Choice of the records of `val_size`. "hash": each by a hash of its contents, so that an additional record
+            does not affect others. "permutation": exactly `val_size`, by a permutation, as in older runs; an additional
+            record then changes most of them, and epsilon holds only for a record of the training set.
+        expected_batch_size_schedule: Schedule of it over the steps: "linear:E", "exponential:E" or "cosine:E" (to E
+            times that size), "step:F@P/F@P", or a factor for each step; None: constant.
         membership: "half": each training record is trained on by a fair coin of its own, which is a function of the
             seed; for attacks on membership. None: every record is.
-        augmentations: K, the augmentation multiplicity of De et al. 2022: a lot holds K random views of each of its
+        augmentations: K, the augmentation multiplicity of De et al. 2022: a batch holds K random views of each of its
             images (crops, mirrored or not, see `data.views`), and the gradient of a record is the mean over them, which
             is clipped. None: images as they are.
 
@@ -273,8 +273,8 @@ class ImageDataModule(PrivateDataModule[InMemoryImages]):
             )
         if features is not None and augmentations is not None:
             raise ConfigurationError(
-                f"data.augmentations={augmentations} crops and mirrors images, and data.features={features} are made "
-                "of each image once, before any batch: remove one of the two."
+                f"data.augmentations={augmentations} changes images in each batch, and data.features={features} are "
+                "computed only once: remove one of the two."
             )
         self.name = name
         self.spec = source(like or name)

@@ -21,14 +21,14 @@ _MOST_COPIES = 10_000_000  # all together, as many as data of noise may have
 
 @dataclass(frozen=True)
 class Inserted:
-    """How many made-up records join the training data.
+    """Options of made-up records that are inserted into the training data.
 
     To privacy they are records like any others: they are drawn like them, and count in the population of the ledger.
     Each copy is a record, so that an epsilon for one record does not cover all copies of one that was inserted.
 
     Attributes:
-        records: How many different ones; 0: none.
-        copies: How often each of them is there.
+        records: Number of different records; 0: none.
+        copies: Number of copies of each.
         references: Records drawn alike that are not inserted.
         seed: Seed of the draws.
 
@@ -36,10 +36,10 @@ class Inserted:
         ConfigurationError: A number is out of range.
     """
 
-    records: Annotated[int, Field(ge=0, le=_MOST), "a whole number from 0 on"] = 0
-    copies: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 1
-    references: Annotated[int, Field(ge=1, le=_MOST), "a whole number from 1 on"] = 4096
-    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number from 0 on (below 2^32)"] = 0
+    records: Annotated[int, Field(ge=0, le=_MOST), "a whole number of at least 0"] = 0
+    copies: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 1
+    references: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 4096
+    seed: Annotated[int, Field(ge=0, lt=2**32), "a whole number of at least 0 (below 2^32)"] = 0
 
     def __post_init__(self) -> None:
         check_options(type(self), vars(self), "data.inserted")

@@ -1,4 +1,4 @@
-"""Base of data modules: lots to train on, a split that is held out, and loaders for both."""
+"""Base of data modules: batches to train on, a split that is held out, and loaders for both."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class Splits(NamedTuple, Generic[ExamplesT]):
     """The data sets of a data module.
 
     Attributes:
-        train: Data from which lots are drawn: the population of the ledger.
+        train: Data from which batches are drawn: the population of the ledger.
         val: Data held out of the training data; None: none.
         test: The test examples.
-        members: A boolean for each record of `train`: whether lots hold it; None: they hold all.
+        members: True for each record of `train` that batches may contain, (N,); None: all.
     """
 
     train: ExamplesT
@@ -47,25 +47,25 @@ class Splits(NamedTuple, Generic[ExamplesT]):
 
 
 class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
-    """Base of data modules with lots that a private strategy accepts; a subclass loads the data.
+    """Base of data modules with batches that a private strategy accepts; a subclass loads the data.
 
     Args:
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
-        expected_batch_size: Mean number of records in a training lot.
+        expected_batch_size: Mean number of records in a training batch.
         sampling: Kind of the sampling; None is "poisson".
         val_count: Records to hold out, their expected number with split="hash".
         eval_batch_size: Examples in a validation or test batch.
         download: True to download an absent data set.
-        seed: Key of the lots; None takes the operating system's entropy.
-        split: How records are chosen that are held out, see `data.held_out`.
-        expected_batch_size_schedule: How the size of lots moves over the steps; None: not.
+        seed: Key of the batches; None takes the operating system's entropy.
+        split: Choice of the records held out, see `data.held_out`.
+        expected_batch_size_schedule: Schedule of the batch size over the steps; None: constant.
         membership: "half": an experiment on membership, in which each training record is trained on by a fair coin of
             its own, a function of `seed` and of the record's content, see `held_out.membership_coins`. Sampling rate,
             divisor and ledger stay those of all records. None: every record is trained on.
 
     Attributes:
         name: Name of the data set.
-        unit: Unit of the records in a lot.
+        unit: Unit of the records.
     """
 
     name: str
@@ -129,11 +129,12 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         option = f"data.{self._val_option}={self._val_count}"
         held_out, train = parted(self._split, identities, len(sizes), self._val_count)
         if self._val_count >= len(sizes) or not len(train):
-            raise ConfigurationError(f"{option} leaves nothing of {len(sizes)} training {self._records} to train on.")
+            raise ConfigurationError(
+                f"{option} leaves none of {len(sizes)} {self._records} for the training: lower it."
+            )
         if not sizes[held_out].sum():
             raise ConfigurationError(
-                f"{option} holds out no example of {len(sizes)} training {self._records}: it is their expected number; "
-                "raise it."
+                f"{option} holds out no example of {len(sizes)} {self._records}: raise this expected number."
             )
         rank_zero_info(f"{self.name}: {len(held_out)} {self._records} are held out, {len(train)} train.")
         return held_out, train
@@ -160,17 +161,17 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         return members
 
     def check_membership(self) -> None:
-        """Refuse an experiment on membership that is none, before anything is loaded.
+        """Refuse a membership experiment that is not possible, before anything is loaded.
 
         Raises:
-            ConfigurationError: There is no seed that determines the members, or lots keep their number of records.
+            ConfigurationError: There is no seed that determines the members, or batches keep their number of records.
         """
         if self._membership is None:
             return
         if self._seed is None:
             raise ConfigurationError(
-                f"data.membership={self._membership} takes its coins from the seed, so that an attack knows the "
-                "members: remove strategy.secure=true."
+                f"data.membership={self._membership} chooses members by the seed, and strategy.secure=true has "
+                "none: remove strategy.secure=true."
             )
         check_scheme_of_members(find_scheme(self._sampling_kind))
 
@@ -196,8 +197,8 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
         if self._membership is not None and splits.members is None:
             # All records would be trained on, and an attack would take half of them for strangers.
             raise ConfigurationError(
-                f"{type(self).__name__}._load gives no members, which data.membership={self._membership} asks for: "
-                "give Splits the result of self._choose_members(...)."
+                f"{type(self).__name__}._load returns no members, which data.membership={self._membership} requires: "
+                "set Splits.members to the result of self._choose_members(...)."
             )
         self._splits = splits
 
@@ -208,7 +209,7 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def train_set(self) -> ExamplesT:
-        """Data from which lots are drawn: the population of the ledger."""
+        """Data from which batches are drawn: the population of the ledger."""
         return self._loaded().train
 
     @property
@@ -228,11 +229,11 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def sampling(self) -> Sampling:
-        """How training lots are drawn."""
+        """Sampling of the training batches."""
         return make_sampling(self._sampling_kind, count_of(self.train_set), self._expected_batch_size, self.unit)
 
     def train_dataloader(self) -> PrivateDataLoader:
-        """Lots of one epoch after the other."""
+        """Private batches, epoch after epoch."""
         lots = PrivateBatchSampler(self.sampling, self._seed, self._size_schedule, self.members)
         # A lot of users holds their positions: examples are collated by the data set, user by user.
         collate_fn = self._collate_fn if self.unit == "example" else None

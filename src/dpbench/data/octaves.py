@@ -1,4 +1,4 @@
-"""Choice of the lots that are checked: the first, and one of each octave (2^k to 2^(k+1) − 1) at a random place."""
+"""Choice of the batches that are checked: the first, and one of each octave (2^k to 2^(k+1) − 1) at a random place."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def _place(octave: int) -> int:
 
 
 def is_checked(number: int) -> bool:
-    """Return whether lot `number` (from 1) is checked."""
+    """Return whether batch `number` (from 1) is checked."""
     return number > 0 and number == _place(number.bit_length() - 1)
 
 
 def next_checked(number: int) -> int:
-    """The first lot after lot `number` (from 1) that is checked."""
+    """The first batch after batch `number` (from 1) that is checked."""
     octave = number.bit_length() - 1
     return _place(octave) if _place(octave) > number else _place(octave + 1)

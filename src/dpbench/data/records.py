@@ -85,7 +85,7 @@ class Rows(InBatches):
 
 
 class Cohort(NamedTuple):
-    """A lot of records by their positions: a source of records reads the examples of each in its turn.
+    """A batch given by the positions of its records: the record source reads the examples of each in turn.
 
     Attributes:
         positions: Positions in the data set, (R,), int64.
@@ -95,7 +95,7 @@ class Cohort(NamedTuple):
 
 
 class RecordsOfExamples(Dataset[Cohort]):
-    """Base of data sets with several examples in each record: a lot holds their positions.
+    """Base of data sets with several examples in each record: a batch holds their positions.
 
     `subset(positions)` of a subclass gives some of the records, with all of their examples.
 
@@ -143,8 +143,8 @@ def count_of(dataset: Any) -> int:
         size = -1
     if size < 0 or not hasattr(dataset, "__getitem__") or isinstance(dataset, IterableDataset):
         raise ConfigurationError(
-            f"{type(dataset).__name__} has no positions to draw records from, as a stream (IterableDataset) has none: "
-            "batches need a map-style data set, with len(dataset) and dataset[position]."
+            f"{type(dataset).__name__} is not a map-style data set: batches require len(dataset) and "
+            "dataset[position], which a stream (IterableDataset) does not have."
         )
     return size
 
@@ -161,9 +161,8 @@ def refuse_repeated(dataset: Any) -> None:
         repeated = len(positions) - len(np.unique(positions))
         if repeated:
             raise ConfigurationError(
-                f"{repeated} of the {count_of(dataset)} records of the training data are there twice (in a Subset or "
-                "ConcatDataset): epsilon holds for a row, and a record with several rows is protected less. Keep each "
-                "record once."
+                f"{repeated} of the {count_of(dataset)} training records are repeated (in a Subset or ConcatDataset), "
+                "and epsilon protects one row: a record with several rows is protected less. Keep each record once."
             )
 
 
@@ -174,8 +173,8 @@ def refuse_split(dataset: Any) -> None:
         records = records.dataset
     if records is not dataset and isinstance(records, RecordsOfExamples):
         raise ConfigurationError(
-            f"a Subset of {records.unit}s (as random_split makes) has lost their examples: use "
-            f"{type(records).__name__}.subset(positions), which takes the positions that the Subset has in its indices."
+            f"a Subset of {records.unit}s (such as from random_split) loses their examples: use "
+            f"{type(records).__name__}.subset(positions) with the Subset's indices."
         )
 
 
@@ -184,9 +183,9 @@ def require_examples(dataset: Any) -> None:
     if isinstance(dataset, RecordsOfExamples):
         unit = dataset.unit
         raise ConfigurationError(
-            f"the items of the data set are {unit}s: train them by {unit}, with {dataset.source}, or train on "
-            f"dataset.examples (data.unit=example), which protects an example instead of a {unit}. Without privacy, "
-            f"{unit}s train under dpbench.strategies.FederatedAveraging."
+            f"the items of the data set are {unit}s: train by {unit}, with {dataset.source}, or on dataset.examples "
+            f"(data.unit=example), which protects an example instead of a {unit}. Without privacy, train {unit}s with "
+            "dpbench.strategies.FederatedAveraging."
         )
 
 

@@ -64,7 +64,7 @@ class PrivateBatchSampler(TorchSampler[list[int]]):
         members: NDArray[np.bool_] | None = None,
     ) -> None:
         if seed is not None and (not isinstance(seed, int | np.integer) or isinstance(seed, bool) or seed < 0):
-            raise ConfigurationError(f"the seed of batches must be a whole number from 0 on, or None, not {seed!r}.")
+            raise ConfigurationError(f"the seed of batches must be None or a whole number of at least 0, not {seed!r}.")
         if not isinstance(sampling, Sampling):
             raise ConfigurationError(
                 f"PrivateBatchSampler takes a Sampling, not {sampling!r}: make_sampling('poisson', len(dataset), "

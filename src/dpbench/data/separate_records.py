@@ -1,4 +1,4 @@
-"""Lots that are no table of rows: graphs, images with their boxes, ragged lists. Each record is a batch of its own."""
+"""Batches that are not tables of rows: graphs, images with their boxes, ragged lists. Each record is a batch."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from torch.utils._pytree import register_pytree_node
 
 
 class SeparateRecords(list[Any]):
-    """A lot as batches of one record each, as the `collate_fn` made them of each record alone."""
+    """A batch as a list of batches of one record each, as the `collate_fn` made them."""
 
     def mapped(self, change: Callable[[Any], Any]) -> SeparateRecords:
-        """Apply a function to each batch of the lot."""
+        """Apply a function to the batch of each record."""
         return SeparateRecords(map(change, self))
 
 

@@ -45,8 +45,8 @@ class Source:
 
     Attributes:
         load: (folder, split, download) → images.
-        mean: Per channel, of pixels in [0, 1].
-        std: Per channel, of pixels in [0, 1].
+        mean: Mean of each channel, of pixels in [0, 1].
+        std: Standard deviation of each channel, of pixels in [0, 1].
         num_classes: Number of classes.
         side: Side of an image, in pixels; those of another side are resized to it by default (bilinear).
     """
@@ -158,7 +158,7 @@ def load_torchvision(
     if len(pixels) != len(labels):
         flaw = f"{len(pixels)} images have {len(labels)} labels"
     elif not len(labels):
-        flaw = "it holds no image"
+        flaw = "it contains no images"
     elif labels.min() < 0 or labels.max() >= num_classes:
         flaw = f"labels run from {int(labels.min())} to {int(labels.max())}, not from 0 to {num_classes - 1}"
     if flaw:

@@ -100,14 +100,14 @@ def read_vocabulary(path: Path, size: int = WORDS) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(
-            f"the vocabulary {path} cannot be read ({brief(error)}): give a file of a word a line."
+            f"the vocabulary {path} cannot be read ({brief(error)}): give a file with one word per line."
         ) from error
     vocabulary = [line.split()[0].lower() for line in lines if line.strip()][:size]
     if not vocabulary:
         raise DataError(f"the vocabulary {path} contains no words.")
     word, count = Counter(vocabulary).most_common(1)[0]
     if count > 1:
-        raise DataError(f"the vocabulary {path} holds the word {word!r} twice.")
+        raise DataError(f"the vocabulary {path} contains the word {word!r} twice.")
     return vocabulary
 
 

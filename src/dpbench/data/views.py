@@ -20,17 +20,17 @@ _CHOICES = 2 * _OFFSETS**2  # mirrored or not, and where the crop lies
 
 
 class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
-    """Images of which a lot holds several random views each: a crop of the padded image, mirrored or not.
+    """Images of which a batch holds several random views each: a crop of the padded image, mirrored or not.
 
     Each image is padded by 4 pixels, which repeat those at the edge in reverse order; a crop of the image's own size
     lies anywhere, and half of the crops are mirrored left to right (De et al. 2022; as in the authors' `augmult.py`).
 
-    The views of an image are a function of the lot's key and of the image's position. No other record moves them, a
+    The views of an image are a function of the batch's key and of the image's position. No other record moves them, a
     resumed training makes the same ones, and so does every process of several.
 
     Args:
         images: The images, with `pixels` (N, H, W, C) and `labels` (N,).
-        views: Number of views of each image in a lot, K.
+        views: Number of views of each image in a batch, K.
     """
 
     def __init__(self, images: Any, views: int) -> None:
@@ -43,10 +43,10 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
         return records
 
     def begin_lot(self, rng: np.random.Generator) -> None:
-        """Take the random numbers of the coming lot; `PrivateDataLoader` calls it before it reads one.
+        """Take the random numbers of the coming batch; `PrivateDataLoader` calls it before it reads one.
 
         Args:
-            rng: A function of the lot's key, the same in all processes.
+            rng: A function of the batch's key, the same in all processes.
         """
         self._rng = rng
 
@@ -60,7 +60,7 @@ class AugmentedImages(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, positions: Sequence[int]) -> Collated:
         """Views (K·R, C, H, W), those of an image one after the other, and labels (K·R,)."""
-        assert self._rng is not None, "PrivateDataLoader says which lot is read"
+        assert self._rng is not None, "PrivateDataLoader sets the step"
         index = np.asarray(positions, dtype=np.int64)
         # One number for each view of all images, so that an image's are the same whatever the lot holds beside it.
         choices = self._rng.integers(_CHOICES, size=(len(self), self.views), dtype=np.uint8)[index].ravel()
@@ -89,7 +89,7 @@ def _places(first: NDArray[np.integer[Any]], size: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ImageOfView:
-    """Says which image of a lot each row of its batch shows, where every image has as many views.
+    """Maps each row of a batch to the image that it shows, where every image has the same number of views.
 
     Args:
         views: Number of views of each image, K.
@@ -98,7 +98,7 @@ class ImageOfView:
     views: int
 
     def __call__(self, batch: Sequence[Tensor]) -> Tensor:
-        """Number of the image in the lot, shape (rows,).
+        """Position of the image in the batch, shape (rows,).
 
         Args:
             batch: Images and labels.

@@ -31,8 +31,8 @@ class LotRecords:
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
                 raise ConfigurationError(
-                    f"the batch holds a {type(leaf).__name__}, which cannot be hidden from networks that are not "
-                    "private: with private_module a batch is made of tensors (in lists, tuples and dictionaries)."
+                    "with private_module a batch must consist of tensors (in lists, tuples and dictionaries), not a "
+                    f"{type(leaf).__name__}, which cannot be hidden from the other networks."
                 )
         self._tensors = [leaf for leaf in leaves if leaf.dim()]  # others are no records
         self._values = [x.data for x in self._tensors]

@@ -15,32 +15,30 @@ from dpbench.guards.optimizer_steps import OptimizerSteps
 from dpbench.guards.withheld_loss import records_withheld
 
 _BEFORE_RELEASE = (
-    "the forward pass changes {names} (or a hook that sees the batch does), which would be saved with the model "
-    "without noise: keep statistics of private records out of the model. Updates that use only released weights (and "
-    "nothing kept from a batch), such as a target network, belong in on_before_zero_grad or on_train_epoch_end; a "
-    "learning rate that depends on the number of steps belongs in a schedule (configure_optimizers), and counters are "
-    "attributes. (A generator makes images for a private discriminator in evaluation mode: BatchNorm would reveal the "
-    "number of records.)"
+    "the forward pass (or a hook that sees the batch) changes {names}, which would be saved with the model without "
+    "noise: keep statistics of private records out of the model. Update what depends only on released weights, such as "
+    "a target network, in on_before_zero_grad or on_train_epoch_end, set learning rates by a schedule "
+    "(configure_optimizers), keep counters in attributes, and run a generator with BatchNorm in evaluation mode for "
+    "the private step."
 )
 _BEFORE_UPDATE = (
     "{names} changed between the release of a batch and its update (in on_before_optimizer_step or "
-    "configure_gradient_clipping, of the module or of a callback), where values that training_step has kept from the "
-    "batch are accessible, and would be saved without noise: updates that use only released weights belong in a hook "
-    "of the optimizer (register_step_post_hook), in on_before_zero_grad (except for trained weights, which are in use "
-    "there) or on_train_epoch_end."
+    "configure_gradient_clipping, of the module or of a callback), where values kept from the batch are accessible, "
+    "and would be saved without noise: update what depends only on released weights in a hook of the optimizer "
+    "(register_step_post_hook), in on_before_zero_grad (except for trained weights, which are in use there) or in "
+    "on_train_epoch_end."
 )
 _AFTER_RELEASE = (
     "{names} changed after the release of a batch, where its records are still accessible (in on_train_batch_end, or "
-    "after the optimizer's step in manual optimization), and would be saved without noise: updates that use only "
-    "released weights (and nothing kept from a batch) belong in a hook of the optimizer (register_step_post_hook), in "
-    "on_before_zero_grad (except for trained weights, which are in use there) or on_train_epoch_end; in manual "
-    "optimization, name the network that sees records in private_module. A learning rate that depends on the number "
-    "of steps belongs in a schedule (configure_optimizers)."
+    "after the optimizer's step in manual optimization), and would be saved without noise: update what depends only on "
+    "released weights in a hook of the optimizer (register_step_post_hook), in on_before_zero_grad (except for trained "
+    "weights, which are in use there) or in on_train_epoch_end, set learning rates by a schedule "
+    "(configure_optimizers), and, in manual optimization, name the network that sees records in private_module."
 )
 _BETWEEN = (
-    "{names} changed in a hook of an epoch (on_train_epoch_end, on_train_epoch_start) that uses a tensor which "
-    "training_step has computed of records, such as a loss: it is exact, and would be saved or steer updates without "
-    "noise. Show it there, and let released weights, the number of steps and constants decide what changes."
+    "{names} changed in an epoch hook (on_train_epoch_end, on_train_epoch_start) that uses a tensor computed from "
+    "records in training_step, such as a loss: it is exact, and would be saved or steer updates without noise. Only "
+    "show it there; changes may depend on released weights, the number of steps and constants."
 )
 
 

@@ -38,7 +38,7 @@ _SEEDS = (0, 1)
 _DEPENDS = (
     "a record's gradient depends on the number of records in its batch (by {change:.2g} of its norm on half a batch), "
     "so clipping does not bound the influence of one record: the loss must be the {reduction} over the records, as "
-    "loss_reduction={reduction!r} states, and nothing else may be computed of len(batch) or the like."
+    "loss_reduction={reduction!r} states, and nothing else may depend on len(batch) or the like."
 )
 
 _UNKNOWN = "whether gradients depend on the number of records in a batch could not be checked: {reason}."
@@ -52,7 +52,7 @@ class NumberOfRecords(Guard):
     """Runs half of the first batch, and of one batch of each octave, where the engine takes records together."""
 
     name = "number of records"
-    prevents = "a record's gradient depends on how many others are in its batch, otherwise than as the mean of the loss"
+    prevents = "a record's gradient depends on the number of others in its batch, other than by the mean of the loss"
 
     _next = 0
     _has_informed = False
@@ -180,11 +180,11 @@ class _StepAgain:
                 state.restore()
                 other = self._run(self._count, _SEEDS[1])
                 if other is None or _change(whole, other) > tolerance:
-                    self.unknown = "training_step draws numbers of which it is not known which record they are for"
+                    self.unknown = "training_step draws random numbers that cannot be assigned to records"
                     return None
                 return change
         except Exception as error:  # in the words of others, which may tell of the records
-            self.unknown = f"training_step ends in a {type(error).__name__} where it is run again, on half a batch"
+            self.unknown = f"training_step raises {type(error).__name__} when it is run again on half a batch"
             return None
         finally:
             engine.discard()

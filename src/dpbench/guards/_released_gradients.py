@@ -14,10 +14,9 @@ from dpbench.guards.guard import Guard
 from dpbench.guards.withheld_loss import step_arguments
 
 _CHANGED_BY_HOOK = (
-    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, with access to "
-    "what training_step has kept from the batch: released gradients must reach the optimizer unchanged, and hooks may "
-    "only read them. To freeze, use requires_grad_(False); to keep rows of a weight fixed, restore them in "
-    "on_before_zero_grad."
+    "a hook of {name} (register_hook, register_post_accumulate_grad_hook) changes its gradient, where values kept from "
+    "the batch are accessible: hooks may only read released gradients. To freeze, use requires_grad_(False); to keep "
+    "rows of a weight fixed, restore them in on_before_zero_grad."
 )
 
 
@@ -90,8 +89,7 @@ class ReleasedGradients(Guard):
             for parameter, gradient, version in self._gradients:
                 if parameter.grad is not gradient or (gradient is not None and gradient._version != version):
                     raise ConfigurationError(
-                        "a hook has changed p.grad between the release and the update (on_before_optimizer_step or "
-                        "configure_gradient_clipping, of the module or of a callback after the strategy), where what "
-                        "training_step has kept of the batch is in sight: let an optimizer do it, in a step() of its "
-                        "own."
+                        "a hook changed p.grad between the release and the update (on_before_optimizer_step or "
+                        "configure_gradient_clipping, of the module or of a callback after the strategy), where values "
+                        "kept from the batch are accessible: let an optimizer do it, in its own step()."
                     )

@@ -45,14 +45,14 @@ def refuse_saved_records(training: Training, dataset: Any) -> None:
         for name, value in hparams.items():
             if isinstance(value, Dataset | DataLoader) or _holds_arrays_of(value, dataset):
                 raise ConfigurationError(
-                    f"{owner} hold {name} ({type(value).__name__}), and with it training records, which every "
-                    f"checkpoint would save as they are: call save_hyperparameters(ignore=[{name!r}])."
+                    f"{owner} contain training records in {name} ({type(value).__name__}), which every checkpoint "
+                    f"would save: call save_hyperparameters(ignore=[{name!r}])."
                 )
     for name, buffer in module.named_buffers():
         if _holds_arrays_of(buffer, dataset):
             raise ConfigurationError(
-                f"the buffer {name} holds training records, which every checkpoint would save as they are: keep them "
-                "out of the module."
+                f"the buffer {name} contains training records, which every checkpoint would save: keep them out of the "
+                "module."
             )
 
 

@@ -37,8 +37,8 @@ class TrainerSettings(LightningGuard):
         refuse_accumulation(self.trainer)
         if self.trainer.train_dataloader is not self.session.loader:
             raise ConfigurationError(
-                "the training loader was replaced in mid-run (reload_dataloaders_every_n_epochs?): its batches are not "
-                "those that the ledger counts on; use one PrivateDataLoader throughout."
+                "the training loader was replaced during the run (reload_dataloaders_every_n_epochs?), but the ledger "
+                "covers batches of the first one only: use one PrivateDataLoader throughout."
             )
         if isinstance(self.trainer.strategy, ddp_strategies()):
             assert self.trainer.strategy.model is not None
@@ -53,9 +53,8 @@ def refuse_accumulation(trainer: pl.Trainer) -> None:
             batches += callback.scheduling.values()
     if max(batches) > 1:
         raise ConfigurationError(
-            f"accumulate_grad_batches={max(batches)} rescales the loss, so that clipping is wrong: leave it at 1. "
-            "Large batches need no more memory than small ones where max_physical_batch_size is set, and where "
-            "records are users, who are trained one by one."
+            f"accumulate_grad_batches={max(batches)} rescales the loss, so that clipping is wrong: leave it at 1, and "
+            "set max_physical_batch_size for batches that do not fit into memory (users are trained one by one anyway)."
         )
 
 

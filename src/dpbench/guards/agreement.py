@@ -46,9 +46,9 @@ def refuse_other_records(
     facts_of_first: list[str | None] = trainer.strategy.broadcast(facts)
     if not trainer.strategy.reduce_boolean_decision(_agree(facts, facts_of_first), all=True):
         raise ConfigurationError(
-            "the processes of this training have other training records, or the same in another order, so that one "
-            "record may enter a batch twice: read the same files in the same order (sorted) on every node (or, where "
-            "only something else of the data set differs, name its records: PrivateDataLoader(..., data_id=...))."
+            "the processes of this training have different training records, or a different order, so a record may "
+            "enter a batch twice: read the same files in the same (sorted) order on every node. If only something else "
+            "in the data set differs, name its records: PrivateDataLoader(..., data_id=...)."
         )
 
 

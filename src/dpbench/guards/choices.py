@@ -110,9 +110,8 @@ def refuse_training_records(trainer: pl.Trainer, training: Any) -> None:
         shared = shared_records(getattr(loader, "dataset", None), training)
         if shared:
             raise ConfigurationError(
-                f"{watcher} watches {metric}, and {shared} records of the validation data are training "
-                "records: such a metric is not private. Hold records out (torch.utils.data.random_split), or decide "
-                "in advance."
+                f"{watcher} watches {metric}, but {shared} validation records are training records, so this metric is "
+                "not private: hold records out (torch.utils.data.random_split), or decide in advance."
             )
 
 

@@ -97,6 +97,5 @@ def _spent(releases: ReleaseEngine) -> str:
     epsilon = releases.budget.epsilon_here()
     return (
         f"so the training stops after {releases.num_releases} releases, which cost epsilon = {epsilon:.4g} at delta = "
-        f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. If both are published, what was spent "
-        "adds to the new run's epsilon."
+        f"{releases.budget.delta:g} ({releases.budget.path}): {remedy}. If both runs are published, their costs add up."
     )

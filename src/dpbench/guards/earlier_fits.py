@@ -21,7 +21,7 @@ _TRAINED: WeakIdKeyDictionary = WeakIdKeyDictionary()  # parameter → (ledger o
 
 
 PRIVATE_PAST = (
-    "the checkpoint was made by a private strategy: going on without privacy would void its epsilon. Start a new run."
+    "the checkpoint was made by a private strategy: continuing without privacy would void its epsilon. Start a new run."
 )
 
 
@@ -140,8 +140,8 @@ def ledger_in(folder: Path, last: Path | None, resumes: bool, known: Seal | None
         ledger = folder / f"run-{number}" / FILE_NAME
     if len(possible) > 1:
         raise ConfigurationError(
-            f"the checkpoint may be of the run that {possible[0]} records or of that of {possible[1]}, which begin "
-            "alike: name its ledger (ledger=...)."
+            f"the checkpoint may belong to the run recorded in {possible[0]} or in {possible[1]}, which begin alike: "
+            "pass the path of its ledger (ledger=...)."
         )
     if possible:
         return possible[0]
@@ -169,14 +169,14 @@ def goes_on(pl_module: pl.LightningModule, ledger: Path, last: Path | None, afte
     before = other_record(pl_module, ledger, after)
     if before is not None:
         if before.resolve() == ledger.resolve():
-            releases = f"{before} recorded, and that file no longer has it"
+            place = f"whose releases {before} no longer has"
         else:
-            releases = f"{before} records, not {ledger}"
+            place = f"recorded in {before}, not in {ledger}"
         raise ConfigurationError(
-            f"this {type(pl_module).__name__} was trained privately before, and its weights contain what {releases}: "
-            "create the module anew, with all of its parts, for a new run, or continue from the checkpoint of the "
-            f"earlier one (trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). For a second stage in one "
-            f"budget (unfreezing, a new head, another learning rate), make a new strategy with after={str(before)!r}."
+            f"this {type(pl_module).__name__} was already trained in a private run {place}: create the module anew, "
+            "with all of its parts, for a new run, or continue from the checkpoint of the earlier one "
+            f"(trainer.fit(..., ckpt_path=...), and ledger={str(before)!r}). For a second stage in one budget "
+            f"(unfreezing, a new head, another learning rate), make a new strategy with after={str(before)!r}."
         )
     return False
 

@@ -171,7 +171,7 @@ class EngineTrial:
             except UnsupportedModuleError as error:
                 return Limit(reason_of(error), is_refused=True)
             except Exception as error:  # in somebody else's words, which may tell of the records
-                reason = f"with it the step ends in a {type(error).__name__}"
+                reason = f"with it the step raises {type(error).__name__}"
                 return Limit(reason, is_refused=False)
             if _are_close(plain, loss) or not self._is_lasting(plain, loss, lot, size, rewind):
                 return None

@@ -23,14 +23,14 @@ class Session(Protocol):
 
     Attributes:
         training: The module and its driver.
-        releases: Makes the sums of a lot private.
-        source: Turns lots into per-record gradients.
+        releases: Makes the sums of a batch private.
+        source: Turns batches into per-record gradients.
         part: The module, or the part of it that sees private records; from `on_attach` on.
         trained: Its parameters, to which gradients are released; from `on_attach` on.
         optimizer: Updates them; from `on_attach` on.
-        loader: Draws the lots; from `on_begin` on.
-        is_open: True while a lot is open that is not released yet.
-        released: True once the present lot was released.
+        loader: Draws the batches; from `on_begin` on.
+        is_open: True while a batch is open that is not released yet.
+        released: True once the present batch was released.
     """
 
     training: Training
@@ -44,7 +44,7 @@ class Session(Protocol):
     released: bool
 
     def refuse_skipped_lot(self) -> None:
-        """Raise ConfigurationError where the last lot was not released."""
+        """Raise ConfigurationError where the last batch was not released."""
 
 
 class Guard:
@@ -76,13 +76,13 @@ class Guard:
         """Parameters and optimizers are known."""
 
     def on_begin(self) -> None:
-        """Lots are known; the ledger is not open yet."""
+        """Batches are known; the ledger is not open yet."""
 
     def on_change(self) -> None:
-        """Other parameters are trained from the lot on that is about to be opened."""
+        """Other parameters are trained from the batch on that is about to be opened."""
 
     def on_open(self, batch: Any) -> None:
-        """A lot was drawn, and the module is about to see it."""
+        """A batch was drawn, and the module is about to see it."""
 
     def on_step(
         self,
@@ -90,13 +90,13 @@ class Guard:
         arguments: Sequence[Any],
         options: dict[str, Any],
     ) -> None:
-        """The training step is about to be called on the lot."""
+        """The training step is about to be called on the batch."""
 
     def on_stepped(self) -> None:
         """The training step has returned."""
 
     def on_release(self) -> None:
-        """The sums of the lot are complete; nothing of them is released yet."""
+        """The sums of the batch are complete; nothing of them is released yet."""
 
     def on_released(self) -> None:
         """The released gradients are in `p.grad`; the optimizer has not seen them."""
@@ -105,7 +105,7 @@ class Guard:
         """After the release, a network that is not private is about to learn from a loss."""
 
     def on_close(self) -> None:
-        """The update is made, and the metrics of the lot are logged."""
+        """The update is made, and the metrics of the batch are logged."""
 
     def on_end(self) -> None:
         """The training is over, perhaps by an error, perhaps before it was attached."""

@@ -1,4 +1,4 @@
-"""Lots reach the training as they were drawn: every one of them, once, by a sampling that an accountant knows."""
+"""Batches reach the training as they were drawn: every one of them, once, by a sampling that an accountant knows."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ OTHERS_TOOK_LOTS = (
 
 
 class DrawnLots(Guard):
-    """Each lot of the training is the one that the ledger counts on."""
+    """Each batch of the training is the one that the ledger counts on."""
 
     name = "batches"
     prevents = "batches differ from those in the ledger: drawn by other code, skipped, or consumed elsewhere"
 
     def on_begin(self) -> None:
-        """Refuse other loaders, and lots of something else than records are made of."""
+        """Refuse other loaders, and batches of something else than records are made of."""
         loader = require_lot_loader(self.session.loader)
         refuse_other_unit(self.session.source.unit, loader.lots.sampling)
 
     def on_open(self, batch: Any) -> None:
-        """Refuse lots of which others were drawn in between."""
+        """Refuse batches of which others were drawn in between."""
         if self.session.loader.lots.position != self.session.releases.num_releases + 1:
             raise ConfigurationError(OTHERS_TOOK_LOTS)
 
@@ -42,10 +42,9 @@ def require_lot_loader(loader: object) -> PrivateDataLoader:
     """
     if isinstance(loader, dict | list | tuple):
         raise ConfigurationError(
-            f"the training data consist of several loaders ({type(loader).__name__}), but a batch comes from one: "
-            "train on the PrivateDataLoader alone. Read a public loader in the optimizer, in its own step() that adds "
-            "the gradient of the public loss to the released one (docs/module.md, Public data beside the private "
-            "batches)."
+            f"the training data consist of several loaders ({type(loader).__name__}): train on the PrivateDataLoader "
+            "alone, and read a public loader in an optimizer whose step() adds the gradient of the public loss to the "
+            "released one (docs/module.md, Public data beside the private batches)."
         )
     if not isinstance(loader, PrivateDataLoader) or loader.batch_sampler is not loader.lots:
         raise ConfigurationError(
@@ -83,11 +82,11 @@ def refuse_uncovered(sampling: Sampling) -> None:
 
 
 def refuse_other_unit(unit: str | None, sampling: Sampling) -> None:
-    """Raise ConfigurationError if records are of another unit than the one that lots draw.
+    """Raise ConfigurationError if records are of another unit than the one that batches draw.
 
     Args:
         unit: Unit of the source's records; None: the one that is drawn.
-        sampling: How lots are drawn.
+        sampling: How batches are drawn.
     """
     if unit not in (None, sampling.unit):
         raise ConfigurationError(

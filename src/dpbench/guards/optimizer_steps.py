@@ -178,10 +178,10 @@ class OptimizerSteps:
             self._withheld.close()
         if self._unreleased:
             raise ConfigurationError(
-                "an optimizer has stepped before the release of the batch: the first manual_backward of a batch must "
-                "be that of the private network, and the first step that of its optimizer, self.optimizers()….step() "
-                "(steps that bypass Lightning, such as optimizer.optimizer.step(), are not private); update other "
-                "networks after it. A subclass of the strategy that overrides a hook must call super()'s."
+                "an optimizer stepped before the release of the batch: for each batch, first call manual_backward and "
+                "self.optimizers()….step() for the private network (steps that bypass Lightning, such as "
+                "optimizer.optimizer.step(), are not private), then update other networks. A subclass of the strategy "
+                "that overrides a hook must call super()'s."
             )
         if optimizer is not self.private:
             return
@@ -190,8 +190,8 @@ class OptimizerSteps:
             return
         if not self._due:
             raise ConfigurationError(
-                "the private optimizer has stepped twice on one release, or without one: each release allows one "
-                "step (and a subclass of the strategy that overrides a hook must call super()'s)."
+                "the private optimizer stepped twice on one release, or without one: each release allows one step. (A "
+                "subclass of the strategy that overrides a hook must call super()'s.)"
             )
         self._due = False
         self._on_update()

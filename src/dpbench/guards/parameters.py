@@ -66,7 +66,7 @@ def refuse_optimizer(
         updated.add(id(p))
         if p.requires_grad and id(p) not in released:
             raise ConfigurationError(
-                "the optimizer updates trainable parameters to which nothing is released: freeze them "
+                "the optimizer updates trainable parameters without a released gradient: freeze them "
                 "(requires_grad=False before training), or leave them out of it."
             )
     missed = []

@@ -16,13 +16,13 @@ from dpbench.records.source import ChosenGradients
 from dpbench.records.training import Training
 
 _READS = (
-    "training_step reads values of records before their release: {event}. What it does for the other networks may "
-    "depend on them, without noise: leave numbers in tensors, and give what is to be shown to self.log."
+    "training_step reads values of records before their release: {event}. The other networks may then depend on them "
+    "without noise: keep values in tensors, and pass those that are shown to self.log."
 )
 _AFTER_RELEASE = (
-    "after the release of a batch, training_step uses what it has computed of private records: {event}. It is exact, "
-    "and the other networks would learn from it without noise. Compute their losses from noise and the released "
-    "network alone (no feature matching against real records); give self.log the tensor itself, without item()."
+    "training_step uses a value computed from private records after their release: {event}. It is exact, and the other "
+    "networks would learn from it without noise: compute their losses from noise and the released network alone (no "
+    "feature matching against real records), and pass tensors to self.log, without item()."
 )
 
 State = dict[str, tuple[Tensor, int]]
@@ -45,7 +45,7 @@ def private_part(training: Training) -> nn.Module:
             "learning rates (backbone and head) make one optimizer with a parameter group each: "
             'torch.optim.SGD([{"params": self.body.parameters(), "lr": 1e-3}, {"params": '
             'self.head.parameters(), "lr": 0.1}]). For a GAN, name the submodule that sees private records in the '
-            "module's attribute private_module (the others see only what it says of inputs that are not private)."
+            "module's attribute private_module (the others see only its outputs on inputs that are not private)."
         )
     if name is None:
         return module
@@ -57,8 +57,8 @@ def private_part(training: Training) -> nn.Module:
         ) from None
     if training.automatic_optimization:
         raise ConfigurationError(
-            "private_module needs manual optimization (self.automatic_optimization = False): several networks are "
-            "trained, each by its own loss."
+            "private_module needs manual optimization, since each network has its own loss: set "
+            "self.automatic_optimization = False."
         )
     return part
 
@@ -154,9 +154,9 @@ class PublicNetworks(Guard):
         if self._lot is not None and not self.session.released and torch.is_grad_enabled():
             raise ConfigurationError(
                 f"{type(module).__name__}, part of a network that is not private, ran with gradients before the "
-                "release of the batch: its images would be as many as the records, which is private, and perhaps "
-                "of their classes. Make images for the private step under torch.no_grad(), and train on new ones "
-                "after the release, of a fixed number and of uniform classes."
+                "release of the batch: the number of its images, and perhaps their classes, would be those of the "
+                "records. Make images for the private step under torch.no_grad(), and train on new ones after the "
+                "release, with a fixed number and uniform classes."
             )
 
     def _public(self) -> list[nn.Module]:

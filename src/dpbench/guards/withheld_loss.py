@@ -16,14 +16,14 @@ from dpbench.privacy.record_axis.operators import tensors_among
 from dpbench.privacy.record_axis.tags import is_of_records
 
 READS_LOSS = (
-    "the optimizer reads the loss of a batch, which is exact: step lengths by Polyak (SPS, ALI-G), LBFGS and line "
-    "searches would carry it into the weights without noise. Take an optimizer that reads p.grad alone (SGD, Adam, "
-    "Prodigy, schedule-free ones), and log the loss in training_step, not from what optimizer.step returns."
+    "the optimizer reads the loss of a batch (as Polyak step sizes such as SPS, LBFGS and line searches do), which is "
+    "exact and would get into the weights without noise: use one that reads only p.grad (SGD, Adam, Prodigy, "
+    "schedule-free ones), and log the loss in training_step, not the return value of optimizer.step."
 )
 READS_RECORDS = (
-    "the update reads a tensor that training_step has computed of records ({function}): it is exact, and would get "
-    "into the weights without noise. Optimizers, their hooks and schedules of private training see released gradients, "
-    "weights and constants alone."
+    "the update reads a tensor that training_step computed from records ({function}): it is exact, and would get into "
+    "the weights without noise. In private training, optimizers, their hooks and schedules may use only released "
+    "gradients, weights and constants."
 )
 Closure = Callable[..., Any]
 """Function that `Optimizer.step` calls for the loss."""
@@ -165,9 +165,9 @@ def step_arguments(
         is_closure = may_be_closure and callable(value)
         if not is_closure and not isinstance(value, _HARMLESS):
             raise ConfigurationError(
-                f"{type(optimizer).__name__}.step is given {name} ({type(value).__name__}) beside a closure: whatever "
-                "training_step computes of a batch is exact, and would get into the weights without noise. Optimizers "
-                "of private training see the released p.grad alone."
+                f"{type(optimizer).__name__}.step gets {name} ({type(value).__name__}) in addition to a closure: "
+                "values that training_step computes from a batch are exact, and would get into the weights without "
+                "noise. In private training, optimizers may use only the released p.grad."
             )
         if is_closure:
             values[name] = without_loss(value, before, after)

@@ -51,7 +51,7 @@ class DenseNet(nn.Sequential):
     | 12 dense layers, norm, ReLU, average over pixels | 215 |
     | fully connected | num_classes |
 
-    GroupNorm takes the place of BatchNorm, which mixes the records of a lot. Used by
+    GroupNorm takes the place of BatchNorm, which mixes the records of a batch. Used by
     gradient_compression_denoising_2020, Table 2 (depth 40, growth 10, compression 2, that is: a transition keeps half).
 
     Args:

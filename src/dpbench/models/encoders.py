@@ -10,7 +10,7 @@ from dpbench.models.shapes import Size, require
 
 def _check_heads(name: str, width: int, heads: int) -> None:
     if width % heads:
-        raise ValueError(f"{name} needs a width that its heads divide, not {width} and {heads}.")
+        raise ValueError(f"the width of {name} must be divisible by its {heads} heads, not {width}.")
 
 
 class VisionTransformer(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpbench.models.initialization import draw_as_published, is_published
 from dpbench.models.shapes import Size, require
 
-Widths = Annotated[list[Size] | tuple[Size, ...], Field(min_length=1), "widths from 1 on, such as [1000, 30]"]
+Widths = Annotated[list[Size] | tuple[Size, ...], Field(min_length=1), "widths of at least 1, such as [1000, 30]"]
 Layers = Annotated[int, Field(ge=1, le=100), "a whole number from 1 to 100"]
 
 

@@ -42,7 +42,7 @@ def fix(model: nn.Module) -> list[str]:
     if not isinstance(model, nn.Module):
         raise TypeError(f"fix takes a torch.nn.Module, not {model!r}.")
     if isinstance(model, _BATCH_NORM):
-        raise ValueError("the model is a BatchNorm itself: put it into a module, in which it can be replaced.")
+        raise ValueError("the model is itself a BatchNorm: wrap it in a module, in which it can be replaced.")
     for name, layer in model.named_modules():
         if isinstance(layer, _BATCH_NORM) and not layer.num_features:  # of a lazy layer
             raise ValueError(

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-Size = Annotated[int, Field(ge=1), "a whole number from 1 on"]
+Size = Annotated[int, Field(ge=1), "a whole number of at least 1"]
 """A width, a depth, or a number of heads."""
 
 

@@ -100,7 +100,7 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
         _add_adapters(model, rank, apart=last if "last_layer" in parts.split("+") else None)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     if not trained:
-        raise ValueError(f"{parts!r} leaves nothing to be trained: the model has no such parameters, or froze them.")
+        raise ValueError(f"{parts!r} leaves nothing to train: the model has no such parameters, or they are frozen.")
     return trained
 
 
@@ -115,7 +115,7 @@ def _parameters_of(part: str, model: nn.Module, last: nn.Module) -> list[nn.Para
         norms = [layer for layer in model.modules() if "norm" in type(layer).__name__.lower()]
         return [parameter for layer in norms for parameter in layer.parameters(recurse=False)]
     if not _WILDCARDS & set(part):
-        raise ValueError(f"{part!r} names no part of a network to be trained: it is {_KNOWN}.")
+        raise ValueError(f"the trainable part must be {_KNOWN}, not {part!r}.")
     matching = [parameter for name, parameter in named if fnmatchcase(name, part)]
     if not matching:
         raise ValueError(f"no parameter has a name like {part!r}: model.named_parameters() lists them.")
@@ -169,21 +169,21 @@ def _is_bias(name: str) -> bool:
 def _rank(part: str, parts: str) -> int:
     digits = part.removeprefix("lora:")
     if not digits.isdecimal() or int(digits) < 1:
-        raise ValueError(f"{parts!r} has no rank from 1 on: write lora:8, say.")
+        raise ValueError(f"{parts!r} needs a rank of at least 1: write lora:8, say.")
     return int(digits)
 
 
 def _add_adapters(model: nn.Module, rank: int, apart: nn.Module | None) -> None:
     """Add an adapter to each linear layer, except one."""
     if any(isinstance(layer, LoRA) for layer in model.modules()):
-        raise ValueError("the model has adapters already: dpbench.models.merge_adapters(model) takes them out.")
+        raise ValueError("the model already has adapters: dpbench.models.merge_adapters(model) removes them.")
     adapters: dict[nn.Module, nn.Module] = {}
     for layer in model.modules():
         # The exact type: a subclass may compute something else of its weight.
         if type(layer) is nn.Linear and layer is not apart:
             adapters[layer] = LoRA(layer, rank)
     if not adapters or model in adapters:
-        raise ValueError("adapters go beside each nn.Linear in a model, and this one has none: last_layer or bias.")
+        raise ValueError("adapters need nn.Linear layers, and the model has none: use last_layer or bias.")
     _replace(model, adapters)
 
 

@@ -19,7 +19,7 @@ from dpbench.options import Positive, PositiveInt
 Loss = Literal["standard", "wasserstein"]
 Share = Annotated[float, Field(gt=0, lt=1), "a number between 0 and 1"]
 # BatchNorm takes two rows or more.
-Rows = Annotated[int, Field(ge=2), "a whole number from 2 on"]
+Rows = Annotated[int, Field(ge=2), "a whole number of at least 2"]
 _METRICS = ("gan/generator_loss", "gan/discriminator_accuracy")
 
 
@@ -33,11 +33,11 @@ class Pair(Protocol):
 class GAN(ImageGenerator):
     """A GAN in manual optimization; knows nothing of privacy, and is private as soon as its discriminator is.
 
-    A lot makes one step of the discriminator: row i of the lot and image i of the generator give one loss, so that both
-    are clipped together, as one record. Only the discriminator sees records (`private_module`). The generator learns
-    from its weights and noise alone, so that the generator and all that it makes is post-processing. Images for the
-    discriminator's step come from the generator in evaluation mode: in training mode BatchNorm would tie them to one
-    another, and with them a record to the number of other records in its lot, which is private.
+    A batch makes one step of the discriminator: row i of the batch and image i of the generator give one loss, so that
+    both are clipped together, as one record. Only the discriminator sees records (`private_module`). The generator
+    learns from its weights and noise alone, so the generator and its images are post-processing. Images for the
+    discriminator's step come from the generator in evaluation mode: in training mode BatchNorm would make each of them
+    depend on their number, which is that of the records, and private.
 
     Args:
         model: The pair. With `classes` > 0 both take labels: the discriminator those of the records (and of images made
@@ -50,10 +50,10 @@ class GAN(ImageGenerator):
         loss: "standard" (logistic; the generator's does not saturate, Goodfellow et al. 2014) or "wasserstein"
             (Arjovsky et al. 2017, with the weights of the discriminator clamped after each step).
         weight_bound: Bound of the clamped weights.
-        discriminator_steps: Lots before a turn of the generator, at least.
+        discriminator_steps: Batches before a turn of the generator, at least.
         discriminator_accuracy: The generator also waits until the discriminator tells so many of fresh images of
             the generator apart (Bie et al. 2023: the strongest lever of private GANs); None: it does not wait.
-        longest_wait: Lots after which it waits no longer.
+        longest_wait: Batches after which it waits no longer.
         generator_steps: Steps of the generator in its turn. They cost no privacy; more help while the discriminator is
             far ahead.
         generator_batch_size: Images in a step of the generator.
@@ -96,7 +96,7 @@ class GAN(ImageGenerator):
         if discriminator_accuracy is not None and loss == "wasserstein":
             raise ValueError("discriminator_accuracy needs loss=standard: a Wasserstein critic has no threshold.")
         if not callable(generator_optimizer):
-            raise ValueError("generator_optimizer is missing: such as torch.optim.Adam with _partial_: true.")
+            raise ValueError("set generator_optimizer, such as torch.optim.Adam with _partial_: true.")
         super().__init__(model.generator, num_classes)
         self.automatic_optimization = False
         self.discriminator = model.discriminator
@@ -194,7 +194,7 @@ class GAN(ImageGenerator):
         """
         if self.classes and len(batch) < 2:
             raise ConfigurationError(
-                "the GAN is conditional, but the data set has no labels: take one that has, or model.conditional=false."
+                "the GAN is conditional, but the data set has no labels: use one that has, or model.conditional=false."
             )
         return batch[0], batch[1] if self.classes else None
 

@@ -58,7 +58,7 @@ class ImageClassifier(Supervised):
         batch: tuple[Tensor, Tensor],
         batch_idx: int,
     ) -> dict[str, Any]:
-        """Mean cross-entropy of a lot; the budget does not cover the logged value.
+        """Mean cross-entropy of a batch; the budget does not cover the logged value.
 
         `record_metrics` has one value (or row) for each record, which a private strategy can release with noise.
         """

@@ -40,8 +40,8 @@ class ImageGenerator(pl.LightningModule):
         views = getattr(data, "augmentations", None)
         if views is not None:
             raise ConfigurationError(
-                f"data.augmentations={views} crops and mirrors images, and a generator would learn to draw such ones: "
-                "remove it."
+                f"data.augmentations={views} crops and mirrors images, which a generator would learn to draw: remove "
+                "it."
             )
 
     def _draw(self, number: int) -> tuple[Tensor, Tensor | None]:
@@ -49,7 +49,7 @@ class ImageGenerator(pl.LightningModule):
         return noise, torch.randint(self.classes, (number,), device=self.device) if self.classes else None
 
     def _fake_images(self, number: int, labels: Tensor | None) -> Tensor:
-        """An image for each record of this process's share of the lot; the same whatever the number of processes."""
+        """An image for each record of this process's share of the batch; the same whatever the number of processes."""
         rank = self.trainer.global_rank
         world = self.trainer.world_size
         rows = -(-world * (number + 1) // _BLOCK) * _BLOCK

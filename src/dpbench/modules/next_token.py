@@ -50,7 +50,7 @@ class NextToken(Supervised):
     ) -> None:
         for name, ids in (("padding", [padding]), ("ignored", ignored)):
             if strange := [token for token in ids if not 0 <= token < vocabulary_size]:
-                raise ValueError(f"module.{name} must lie from 0 to {vocabulary_size - 1}, not at {strange[0]}.")
+                raise ValueError(f"module.{name} must lie between 0 and {vocabulary_size - 1}, not {strange[0]}.")
         accuracy = MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
         super().__init__(model, optimizer, accuracy, monitored, schedule)
         self._size = vocabulary_size
@@ -113,14 +113,14 @@ class NextToken(Supervised):
         tokens, targets = batch
         if tokens.shape != targets.shape or tokens.dim() != 2:
             raise DataError(
-                f"tokens are {_by(tokens)} and targets {_by(targets)}: both must be (sequences, length), with the "
-                "token that follows as a target."
+                f"tokens are {_by(tokens)} and targets {_by(targets)}: both must be (sequences, length), with the next "
+                "token as the target."
             )
         logits: Tensor = self(tokens)
         if logits.shape != (*tokens.shape, self._size):
             raise DataError(
-                f"the model makes {_by(logits)} of tokens {_by(tokens)}: logits (sequences, length, {self._size}) are "
-                "needed, as model=char_lstm and word_lstm give."
+                f"the model returns {_by(logits)} for tokens {_by(tokens)}, not logits (sequences, length, "
+                f"{self._size}): use model=char_lstm or word_lstm, say."
             )
         return logits
 

@@ -50,7 +50,7 @@ class Reconstruction(SquaredErrors):
         pixels = images.flatten(1)
         if reconstructed.shape != pixels.shape:
             raise ConfigurationError(
-                f"the model makes {reconstructed.shape[1]} numbers of images with {pixels.shape[1]} pixels: choose an "
+                f"the model returns {reconstructed.shape[1]} numbers for images of {pixels.shape[1]} pixels: choose an "
                 "autoencoder, such as model=autoencoder."
             )
         return reconstructed, pixels

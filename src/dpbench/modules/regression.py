@@ -22,7 +22,7 @@ class SquaredErrors(Supervised):
         """Predicted and true numbers of each record, (N, numbers) both."""
 
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Any]:
-        """Squared error of a lot, the mean over a record's numbers; the budget does not cover the logged value."""
+        """Squared error of a batch, the mean over a record's numbers; the budget does not cover the logged value."""
         predicted, targets = self._pair(batch)
         return self._result((predicted - targets).square().mean(1), {})
 
@@ -75,7 +75,7 @@ class Regression(SquaredErrors):
         # Without this check a prediction (N, 1) and targets (N,) would be broadcast to (N, N), and mix the records.
         if predicted.shape[1:].numel() != self._num_targets or targets.shape[1:].numel() != self._num_targets:
             raise ConfigurationError(
-                f"the model makes {predicted.shape[1:].numel()} numbers for {targets.shape[1:].numel()} targets of a "
+                f"the model returns {predicted.shape[1:].numel()} numbers for {targets.shape[1:].numel()} targets of a "
                 "record: choose model=regression_mlp, whose outputs follow the data."
             )
         shape = (rows, self._num_targets)

@@ -108,7 +108,7 @@ class Supervised(pl.LightningModule):
         }
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Find out here whether the coming lot's loss is logged: `executor=graph` cannot repeat a step that asks."""
+        """Find out here whether the coming batch's loss is logged: `executor=graph` cannot repeat a step that asks."""
         every: int = self.trainer.log_every_n_steps  # type: ignore[attr-defined]
         self._logs_loss = (self.trainer.global_step + 1) % max(every, 1) == 0
 

@@ -60,7 +60,7 @@ class TagPredictor(Supervised):
         batch: tuple[Tensor, Tensor],
         batch_idx: int,
     ) -> dict[str, Any]:
-        """Binary cross-entropy of a lot; the budget does not cover the logged value.
+        """Binary cross-entropy of a batch; the budget does not cover the logged value.
 
         Args:
             batch: Features (N, num_features) and tags (N, num_tags), each 0 or 1.
@@ -88,7 +88,7 @@ class TagPredictor(Supervised):
         logits: Tensor = self(batch[0])
         if logits.shape != batch[1].shape:
             raise DataError(
-                f"tags are {tuple(batch[1].shape)}, and the model's logits {tuple(logits.shape)}: give a 0 or 1 for "
+                f"tags are {tuple(batch[1].shape)}, but the model's logits {tuple(logits.shape)}: give a 0 or 1 for "
                 "each text and tag."
             )
         return logits

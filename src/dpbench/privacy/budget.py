@@ -160,12 +160,12 @@ class Budget:
         # A calibrated training leaves only a rounding error of its budget: a second one would be pure noise.
         if self.target_epsilon is not None and spent >= self.target_epsilon * (1 - _REMAINDER):
             raise BudgetExhausted(
-                f"target_epsilon={self.target_epsilon} is for both trainings, and {self.after} has spent {spent:.4g}: "
-                "raise it."
+                f"target_epsilon={self.target_epsilon} covers both trainings, and {self.after} has already spent "
+                f"{spent:.4g}: raise it."
             )
         if horizon.total_steps == float("inf") or horizon.total_steps < 1:
             raise ConfigurationError(
-                "target_epsilon without noise_multiplier needs an end: set max_steps or max_epochs."
+                "target_epsilon without noise_multiplier needs a training of known length: set max_steps or max_epochs."
             )
         steps = int(horizon.total_steps)
         changes = plan.summands.changes(plan.sampling)
@@ -238,8 +238,8 @@ class Budget:
                 return
             if read_ledger(path).releases:
                 raise LedgerError(
-                    f"{path} does not begin with {self.after}, after which this training goes on: name another file "
-                    "(ledger=..., or another folder)."
+                    f"{path} does not continue {self.after} (after=...): choose another file (ledger=..., or another "
+                    "folder)."
                 )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -337,8 +337,8 @@ class Budget:
             most = max(int(horizon.total_steps) - past - replays, 1)
         if not plan.constant and most == _UNBOUNDED:
             raise ConfigurationError(
-                "where noise or batches move from step to step, a target_epsilon needs a training of known length: set "
-                "trainer.max_steps."
+                "target_epsilon with schedules of noise or batch size needs a training of known length: set max_steps "
+                "or max_epochs."
             )
         # Replays of recorded releases cost nothing.
         self.remaining = replays + self._allowed(start + replays, most)

@@ -54,11 +54,11 @@ class Summands:
 
     def __post_init__(self) -> None:
         if type(self.per_summand) is not int or self.per_summand < 1:
-            raise ValueError(f"per_summand must be a whole number from 1 on, not {self.per_summand!r}")
+            raise ValueError(f"per_summand must be a whole number of at least 1, not {self.per_summand!r}")
         if self.total_weight is not None and not 0 < self.total_weight < math.inf:
             raise ValueError(f"total_weight must be a positive number, not {self.total_weight!r}")
         if (self.per_summand > 1) != bool(self.unit):
-            raise ValueError("summands have a unit of their own where they are made of several units, and only there")
+            raise ValueError("summands need a unit exactly if per_summand is above 1")
 
     def changes(self, sampling: Sampling) -> int:
         """Count the bounds by which a clipped sum moves between neighbors that differ in one unit of the sampling."""

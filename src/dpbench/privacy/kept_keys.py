@@ -61,5 +61,5 @@ def write_secret(path: Path, data: Mapping[Any, Any]) -> None:
             new.write_text(json.dumps(data), encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(
-            f"cannot write {path}, by which the run can be resumed: {error.strerror}. Free space, or write elsewhere."
+            f"cannot write {path}, which is needed to resume the run: {error.strerror}. Free space, or write elsewhere."
         ) from None

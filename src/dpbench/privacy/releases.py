@@ -43,7 +43,7 @@ from dpbench.privacy.sampling import Sampling
 _OTHER_SUM = (
     "release {number} differs from its record in {path}: something is random beyond the seed (augmentation, a "
     "GPU without deterministic=True), or the machine or its number of threads has changed. The run continues in a new "
-    "phase of the ledger, with new noise; the releases after its checkpoint count again."
+    "phase of the ledger, with new noise; releases after its checkpoint are counted again."
 )
 
 Observer = Callable[[Mechanism, Sequence[str], Sequence[ParameterGradients], Tensor], None]
@@ -167,8 +167,8 @@ class ReleaseEngine:
         """
         if self._mechanism is None:
             raise ConfigurationError(
-                "nothing was trained yet: call trainer.fit first. (For a training in other processes, read its "
-                "ledger: `dpbench account FOLDER`.)"
+                "nothing has been trained yet: call trainer.fit first. (If other processes trained, read their ledger: "
+                "`dpbench account FOLDER`.)"
             )
         return self._mechanism
 
@@ -197,8 +197,8 @@ class ReleaseEngine:
         """
         if key is None and self.seed is not None and not keeps_key:
             raise ConfigurationError(
-                f"key=None with seed={self.seed}: by the seed alone, runs on other data would share their noise. Pass "
-                "a key that covers data and settings (dpbench.callback.run_key), or leave out the seed."
+                f"seed={self.seed} needs a key: with the seed alone, runs on different data would share their noise. "
+                "Pass a key that covers data and settings (dpbench.callback.run_key), or leave out the seed."
             )
         self.processes = processes
         self.key, self._is_seeded = processes.broadcast((fresh_key() if key is None else key, key is not None))
@@ -312,11 +312,11 @@ class ReleaseEngine:
             ConfigurationError: The plan has no solution, or no noise reaches the target.
         """
         if self.recipe.private and sampling.record_changes < 1:
-            raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: draw batches by another one.")
+            raise ConfigurationError(f"no accountant covers {sampling.kind!r} sampling: use poisson or fixed_size.")
         if horizon.total_steps > sampling.most_steps:
             raise ConfigurationError(
-                f"the batches allow {sampling.most_steps:.0f} steps, in which each {sampling.unit} takes part as often "
-                "as max_participations says: set trainer.max_steps to at most that, or raise max_participations."
+                f"max_participations allows only {sampling.most_steps:.0f} steps: set "
+                "trainer.max_steps to at most that, or raise max_participations."
             )
         self.unit_noise.begin(sampling, horizon.total_steps)
         noise_factors = factors_of("noise_schedule", self._schedules.noise_multiplier, horizon.total_steps)
@@ -339,8 +339,8 @@ class ReleaseEngine:
         plan = replace(plan, noise=self._make_noise(self.noise_multiplier, noise_factors))
         if plan.sampling.cycle > 1 and (size_factors or not plan.noise.constant):
             raise ConfigurationError(
-                "the first of the batches that take turns states the cost of a whole round, so that noise and size "
-                "have to be the same in each step: leave out noise_schedule and expected_batch_size_schedule."
+                f"{sampling.kind} batches need the same noise and batch size in each step, since they are accounted "
+                "for by rounds: leave out noise_schedule and expected_batch_size_schedule."
             )
         self._names = trained.names
         # Of a run whose parameters changed on the way: its batches stay those of the plan that it began with.
@@ -371,13 +371,13 @@ class ReleaseEngine:
         before = self.mechanism
         if not before.training_plan.noise.independent:
             raise ConfigurationError(
-                "the trainable parameters have changed, and the noise of a step depends on that of earlier ones for "
-                "other parameters: freeze and unfreeze before the training."
+                "the trainable parameters have changed, but correlated noise needs the same ones in each step: freeze "
+                "and unfreeze before training."
             )
         if self.hook is not None:
             raise ConfigurationError(
-                "the trainable parameters have changed, and the audit is of those that the training began with: "
-                "audit=none, or freeze and unfreeze before the training."
+                "the trainable parameters have changed, but an audit needs the same ones in each step: set audit=none, "
+                "or freeze and unfreeze before training."
             )
         # The batches stay as they are drawn, though the plan, by which their key was made, is another one from here on.
         self._lot_key = self.lot_key
@@ -456,15 +456,14 @@ class ReleaseEngine:
             return
         if not (plan.noise.independent and self.memory.get("independent", True)):
             raise ConfigurationError(
-                "the noise of a step depends on that of earlier ones, which cannot be drawn again without the seed and "
-                f"the settings of the run (without a seed: {KEYS_FILE}, beside its ledger): resume it as it was, or "
-                "start a new run."
+                "correlated noise can only be continued with the seed and settings of the run (without a seed: with "
+                f"the {KEYS_FILE} next to its ledger): resume it unchanged, or start a new run."
             )
         if self.num_releases % plan.sampling.cycle:
             raise ConfigurationError(
-                f"the checkpoint had made {self.num_releases} releases, and batches of {plan.sampling.kind!r} sampling "
-                f"begin anew at a multiple of {plan.sampling.cycle} only: resume from such a checkpoint. (With a seed "
-                "of the loader and of the strategy a training goes on from every checkpoint.)"
+                f"the checkpoint has {self.num_releases} releases, but {plan.sampling.kind} batches can be resumed "
+                f"only at a multiple of {plan.sampling.cycle}: resume from such a checkpoint. (With a seed for both "
+                "the loader and the strategy, every checkpoint works.)"
             )
 
     def _replay_key(self) -> str | None:
@@ -509,7 +508,7 @@ class ReleaseEngine:
     def _require_lot(self) -> None:
         if not self._open:
             raise ConfigurationError(
-                "no batch is open: each is released once, after open_lot() and all of its records."
+                "no batch is open: call open_lot() before the records of each batch, and release each batch once."
             )
 
     def accumulate(

@@ -1,4 +1,4 @@
-"""Records, and the way from a lot to per-record gradients."""
+"""Records, and the way from a batch to per-record gradients."""
 
 from functools import partial
 

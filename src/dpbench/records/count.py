@@ -11,7 +11,7 @@ from dpbench.data.separate_records import SeparateRecords
 from dpbench.data.trees import unopened
 from dpbench.errors import ConfigurationError
 
-_ALONE = 'in automatic optimization without microbatches, gradients="auto" takes each record as a batch of its own'
+_ALONE = 'in automatic optimization without microbatches, gradients="auto" trains each record as its own batch'
 
 
 def count_records(batch: Any) -> int:
@@ -51,6 +51,6 @@ def _without_rows(batch: Any) -> str:
     kinds = {type(leaf).__name__ for leaf in tree_leaves(batch)}
     types = ", ".join(sorted(kinds)) or "nothing"
     return (
-        f"the batch holds no tensor with a row for each record (it holds {types}): let the collate_fn make tensors of "
-        "arrays (torch.from_numpy) and of texts (a tokenizer), or put torch.arange(len(records)) beside the texts."
+        f"the batch has no tensor with a row for each record (it contains {types}): convert arrays (torch.from_numpy) "
+        "and texts (a tokenizer) to tensors in the collate_fn, or add torch.arange(len(records)) to the texts."
     )

@@ -62,31 +62,31 @@ _NO_GRADIENT = (
     "without gradients, nothing is trained."
 )
 _SECOND_BACKWARD = (
-    "backward was called twice for one batch, so that a record could count twice: add the losses up and call it once."
+    "backward was called twice for one batch, so a record could count twice: sum the losses and call it once."
 )
 _OWN_BACKWARD = (
-    "training_step calls backward() itself, so p.grad contains unclipped gradients of records: compute gradients "
-    "within a step by torch.autograd.grad, and return the loss (in manual optimization: self.manual_backward)."
+    "training_step calls backward() itself, so p.grad contains unclipped gradients of records: return the loss (in "
+    "manual optimization call self.manual_backward), and compute other gradients by torch.autograd.grad."
 )
 _NEEDS_A_GPU = (
-    "max_physical_batch_size=auto needs a GPU, which says when its memory is over (this training runs on {device}): "
-    "give a number of rows."
+    "max_physical_batch_size=auto needs a GPU, and this training runs on {device}: set it to a number of rows."
 )
 _ONE_ROW = (
-    "out of memory on {device} within a batch, of which nothing was released: a single row does not fit, so take a "
+    "out of memory on {device} within a batch, of which nothing was released: a single row does not fit, so use a "
     "smaller network, shorter records, or gradients=one_by_one."
 )
 _OBSERVED = (
-    "out of memory on {device} within a batch, of which nothing was released; it cannot begin again, since diagnostics "
-    "or an audit have seen records of it: set max_physical_batch_size to a number of rows, or leave these out."
+    "out of memory on {device} within a batch, of which nothing was released; it cannot be restarted, since "
+    "diagnostics or an audit have seen some of its records: set max_physical_batch_size to a number of rows, or turn "
+    "these off."
 )
 _RECORD_BY_RECORD = "gradients=auto: record by record, since the engine cannot be used: {reason}"
 _NEITHER = (
     "the engine cannot be used ({reason}), and record by record training_step fails on a batch of one record ({error})"
 )
 _ONE_RECORD = (
-    "record by record, training_step is given each record as a batch of one. If it runs on larger batches only, "
-    "squeeze() without a dimension is a frequent cause."
+    "record by record, training_step gets each record as a batch of one; if it fails only on such batches, squeeze() "
+    "without a dimension is a common cause."
 )
 _RAISES_WHEN_FULL = ("cuda",)
 """Types of devices on which an error says that memory is over."""
@@ -103,8 +103,8 @@ class Examples:
 
     Args:
         loss_reduction: How `training_step` combines records: "mean" or "sum".
-        max_physical_batch_size: Lots are processed in pieces of at most so many rows; the result is the same. "auto":
-            all rows at once until memory of the GPU is over, then in pieces of half as many, see `PieceSizes`.
+        max_physical_batch_size: Largest number of rows processed at once; the result is the same. "auto": all rows
+            until the memory of the GPU runs out, then pieces of half as many, see `PieceSizes`.
         microbatch_size: μ. Above 1 the gradients of the examples that were drawn into one microbatch are added up,
             divided by μ and clipped instead of each example's.
         gradients: How they are computed: "engine", all in one backward pass; "one_by_one", each by an ordinary one,
@@ -150,7 +150,7 @@ class Examples:
         self._watched = WatchedStep()
 
     def check(self, training: Training) -> None:
-        """Lots in pieces need automatic optimization."""
+        """Batches in pieces need automatic optimization."""
         _refuse_in_manual_optimization(training, max_physical_batch_size=self._most_rows or self._sizes)
         self.is_chosen = False
         self.limit = None
@@ -202,7 +202,7 @@ class Examples:
 
     @property
     def next_method(self) -> str | None:
-        """Record by record after a lot that had to be; several processes, of which one may, go on with the engine."""
+        """Record by record after a batch that had to be; several processes, of which one may, go on with the engine."""
         is_alone = self.limit is not None and self._training.world_size == 1
         return "one_by_one" if is_alone else self.method
 
@@ -222,7 +222,7 @@ class Examples:
             self._watched.hide()
 
     def step(self, own: TrainingStep) -> TrainingStep:
-        """The same step on pieces of a lot that is large; in manual optimization the step itself, after them."""
+        """The same step on pieces of a batch that is large; in manual optimization the step itself, after them."""
         if self._training.automatic_optimization:
             in_pieces: TrainingStep = self._in_pieces(own)
             return in_pieces
@@ -256,7 +256,7 @@ class Examples:
         return Piece(gradients, rows, (record_of, rows // size, 1 / size))
 
     def _gradients_on_noise(self, batch: Any) -> tuple[Sequence[ParameterGradients], int]:
-        """Of the engine where it knows the network, which is not tried on a lot yet; else record by record."""
+        """Of the engine where it knows the network, which is not tried on a batch yet; else record by record."""
         engine = self.engine
         assert engine is not None
         verified = engine.verified
@@ -301,7 +301,7 @@ class Examples:
         self.engine.expect(self._rows)
 
     def close_lot(self) -> None:
-        """Put the records of the lot out of reach; their sums are complete."""
+        """Put the records of the batch out of reach; their sums are complete."""
         assert self.engine is not None
         self._run_alone = None  # it holds the batch
         self._values = {}  # they hold losses of its records
@@ -320,7 +320,7 @@ class Examples:
         self._watched.give_back()
 
     def _warn_without_gradients(self) -> None:
-        """Say once, of the first lot with records, that none of them has a gradient: it may be so by chance."""
+        """Say once, of the first batch with records, that none of them has a gradient: it may be so by chance."""
         if self._was_looked_at or not self._rows_of_lot or not isinstance(self.engine, OneByOne):
             return
         if not self.engine.has_gradients:
@@ -329,7 +329,7 @@ class Examples:
 
     @property
     def obstacle(self) -> str | None:
-        """Why lots of one size are not made by the same operations; None where they are."""
+        """Why batches of one size are not made by the same operations; None where they are."""
         training = self._training
         if not training.automatic_optimization:
             return "manual optimization makes the update itself"
@@ -345,7 +345,7 @@ class Examples:
 
     @property
     def is_settled(self) -> bool:
-        """Return whether the engine was compared with autograd, and the lot has records."""
+        """Return whether the engine was compared with autograd, and the batch has records."""
         return self._verified and self._rows_of_lot > 0 and not self._is_separate
 
     def settle(self) -> None:
@@ -354,7 +354,7 @@ class Examples:
 
     @property
     def padded_rows(self) -> int | None:
-        """Room for all but some 1 in 30,000 lots; None where they go in pieces."""
+        """Room for all but some 1 in 30,000 batches; None where they go in pieces."""
         assert self._loader is not None
         if self._is_separate or not self._rows_of_lot:
             return None
@@ -378,7 +378,7 @@ class Examples:
             self._sizes.keep(folder / FILE_NAME, processes, goes_on)
 
     def _room(self, sampling: Sampling) -> int:
-        """Records that all but some 1 in 30,000 lots have at most, on one process."""
+        """Records that all but some 1 in 30,000 batches have at most, on one process."""
         expected = sampling.expected_batch_size
         cumulants = sampling.lot_size_cumulants
         variance = expected if cumulants is None else cumulants[0]
@@ -386,7 +386,7 @@ class Examples:
         return math.ceil(room / _MULTIPLE) * _MULTIPLE
 
     def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
-        """Let the open lot begin again: nothing was accumulated."""
+        """Let the open batch begin again: nothing was accumulated."""
         assert self.engine is not None
         self._rows = self._rows_of_lot if padded_rows is None else padded_rows
         self._is_padded = padded_rows is not None
@@ -395,7 +395,7 @@ class Examples:
         self.engine.expect(self._rows, counted)
 
     def complete(self, rows: int) -> None:
-        """Take note that so many rows of the open lot, all of it, were added to the sums."""
+        """Take note that so many rows of the open batch, all of it, were added to the sums."""
         if self._released:
             raise ConfigurationError(SECOND_RELEASE)
         if self._accumulated:
@@ -412,7 +412,7 @@ class Examples:
             self.engine = None
 
     def lot(self) -> Lot:
-        """Facts of the open lot."""
+        """Facts of the open batch."""
         return Lot(
             release=self._releases.num_releases,
             record_of=self._record_of_row,
@@ -427,9 +427,9 @@ class Examples:
         return self._loader.record_of_row
 
     def _in_pieces(self, training_step: Any) -> Any:
-        """Split a lot that is larger than a physical batch; Lightning still sees one step.
+        """Split a batch that is larger than a physical batch; Lightning still sees one step.
 
-        An empty lot asks nothing of the model, which need not be able to handle it; its release is noise. (Among
+        An empty batch asks nothing of the model, which need not be able to handle it; its release is noise. (Among
         several processes it does: logging may wait for all of them. Records that are run one by one log together.)
         """
 
@@ -460,7 +460,7 @@ class Examples:
         return step
 
     def _in_pieces_that_fit(self, training_step: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        """Run the step on a lot and add up its gradients, of which nothing is released yet.
+        """Run the step on a batch and add up its gradients, of which nothing is released yet.
 
         Where memory is over on a process, all put everything back and begin again, in pieces of half as many rows.
         """
@@ -497,7 +497,7 @@ class Examples:
         return output
 
     def _begin_again(self) -> None:
-        """Have the open lot begin again, in pieces of half as many rows.
+        """Have the open batch begin again, in pieces of half as many rows.
 
         Raises:
             OutOfMemory: A piece of one row does not fit, or observers have seen the pieces.
@@ -521,7 +521,7 @@ class Examples:
         torch.cuda.empty_cache()
 
     def _after_records(self, training_step: Any) -> Any:
-        """In manual optimization: each record alone up to its backward pass; then the step of the lot goes on.
+        """In manual optimization: each record alone up to its backward pass; then the step of the batch goes on.
 
         The first backward pass of that step has nothing left to do, and the release follows it.
         """
@@ -659,7 +659,7 @@ class Examples:
         self._accumulate(loss)
 
     def _accumulate(self, loss: Tensor) -> None:
-        """Clip the records of a (piece of a) lot and add them to the sums."""
+        """Clip the records of a (piece of a) batch and add them to the sums."""
         assert self.engine is not None
         records = self._rows
         device = self._training.device

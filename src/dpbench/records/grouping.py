@@ -36,13 +36,13 @@ def grouped_lots(loader: PrivateDataLoader, microbatch_size: int) -> tuple[int, 
         return 0, 1 if loader.record_of_row is None else None
     if loader.lots.size_factors:
         raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not go with expected_batch_size_schedule: a batch has a fixed "
-            "number of microbatches. Leave one out."
+            f"microbatch_size={microbatch_size} cannot be combined with expected_batch_size_schedule, as a batch has a "
+            "fixed number of microbatches: leave one out."
         )
     if loader.record_of_row is not None:
         raise ConfigurationError(
-            f"microbatch_size={microbatch_size} does not go with record_of_row: the rows of one record, or those of a "
-            "microbatch, can be clipped together, not both. Leave one out."
+            f"microbatch_size={microbatch_size} cannot be combined with record_of_row, as rows are clipped together "
+            "either by record or by microbatch: leave one out."
         )
     size = loader.lots.expected_batch_size
     number = size / microbatch_size
@@ -83,7 +83,7 @@ def _given(record_of_row: RecordOfRow, batch: Any, rows: int, records: int) -> R
     try:
         values = batch[record_of_row] if isinstance(record_of_row, str) else record_of_row(batch)
     except (KeyError, TypeError, IndexError):
-        raise ConfigurationError(f"record_of_row={record_of_row!r} is no entry of the batch.") from None
+        raise ConfigurationError(f"record_of_row={record_of_row!r} is not an entry of the batch.") from None
     try:
         index = torch.as_tensor(values).cpu().numpy()
     except (TypeError, ValueError, RuntimeError):

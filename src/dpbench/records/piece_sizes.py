@@ -71,8 +71,8 @@ def _read(path: Path) -> dict[int, int]:
         return {int(step): int(rows) for step, rows in data.items()}
     except (OSError, ValueError, TypeError, AttributeError):
         raise ConfigurationError(
-            f"{path} does not hold the sizes of a run's pieces: restore it, or delete it, and sums are rounded "
-            "differently from here on."
+            f"{path} is damaged (it lists the physical batch sizes of a run): restore it, or delete it, and sums are "
+            "rounded differently from here on."
         ) from None
 
 

@@ -1,8 +1,8 @@
-"""The seam between a training and its releases: how a lot becomes the vectors that are clipped and added up.
+"""The seam between a training and its releases: how a batch becomes the vectors that are clipped and added up.
 
 The kind of record (an example, a microbatch, a user) is known here and nowhere else. A source hands every piece of a
-lot to `ReleaseEngine.accumulate`; clipping, noise, ledger and budget do not know where the pieces come from. The driver
-of the training is not known here, nor are the checks of a lot (`guards`).
+batch to `ReleaseEngine.accumulate`; clipping, noise, ledger and budget do not know where the pieces come from. The
+driver of the training is not known here, nor are the checks of a batch (`guards`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Piece(NamedTuple):
 
 
 class Lot(NamedTuple):
-    """Facts of a lot of examples, for code that runs its step again.
+    """Facts of a batch of examples, for code that runs its step again.
 
     Attributes:
         release: Its number.
@@ -66,21 +66,21 @@ class Lot(NamedTuple):
 
 @runtime_checkable
 class RecordSource(Protocol):
-    """Turns the lots of a training into per-record gradients.
+    """Turns the batches of a training into per-record gradients.
 
-    The session calls `check`, `attach`, `step` and `begin` once, then for each lot `open_lot` and `close_lot`, and
+    The session calls `check`, `attach`, `step` and `begin` once, then for each batch `open_lot` and `close_lot`, and
     `detach` at the end (also after an error, perhaps without `attach`). Between `open_lot` and `close_lot` the driver
     of the training calls the result of `step`, and `backward`, in the places of the module's own: these call
-    `releases.accumulate` for each piece of the lot.
+    `releases.accumulate` for each piece of the batch.
 
     A source is responsible for two properties of a private release, which nothing after it can check:
 
-    * each unit of the sampling (each item of the data set) goes into at most one summand of a lot, and is accumulated
-      once; all units of the lot are, whatever they hold, and an empty lot accumulates nothing;
+    * each unit of the sampling (each item of the data set) goes into at most one summand of a batch, and is accumulated
+      once; all units of the batch are, whatever they hold, and an empty batch accumulates nothing;
     * a record's vector is a function of that record, of released weights and of random numbers alone.
 
-    That nothing of a lot stays in the module (no statistics, no `p.grad`, no random state) is checked for all sources.
-    `records.examples` shows how code of users computes the vectors.
+    For all sources it is checked that nothing of a batch stays in the module (no statistics, no `p.grad`, no random
+    state). `records.examples` shows how to compute the vectors.
 
     Attributes:
         summands: Units over which the released sums go, against the unit of the sampling.
@@ -116,16 +116,16 @@ class RecordSource(Protocol):
         """Run in place of the module's own backward pass."""
 
     def begin(self, loader: PrivateDataLoader) -> None:
-        """Take note of how lots are drawn, before the first one is."""
+        """Take note of how batches are drawn, before the first one is."""
 
     def open_lot(self, batch: Any) -> None:
-        """Begin a lot that was drawn; the module is about to see its batch."""
+        """Begin a batch that was drawn; the module is about to see it."""
 
     def close_lot(self) -> None:
-        """Finish a lot of which everything was accumulated; its release follows.
+        """Finish a batch of which everything was accumulated; its release follows.
 
         Raises:
-            ConfigurationError: Something of the lot is missing.
+            ConfigurationError: Something of the batch is missing.
         """
 
     def on_noise(self, generator: torch.Generator) -> Piece:
@@ -154,13 +154,13 @@ class RecordsInTurn(Protocol):
 
 @runtime_checkable
 class PerRecordStep(Protocol):
-    """A source with gradients of the module's own step as vectors; the step can be run again on parts of a lot."""
+    """A source with gradients of the module's own step as vectors; the step can be run again on parts of a batch."""
 
     loss_reduction: LossReduction
     engine: GradientMethod | None
 
     def lot(self) -> Lot:
-        """Facts of the open lot."""
+        """Facts of the open batch."""
 
 
 @runtime_checkable
@@ -172,8 +172,8 @@ class ChosenGradients(Protocol):
         method: Its name. With `is_chosen` it is set before `attach` where a training goes on.
         is_chosen: True if that is the method for all of the training.
         gradients: Name of the method that was asked for.
-        limit: Why the engine could not be used for a lot since the method was chosen, or None: that lot was run record
-            by record.
+        limit: Reason why the engine could not be used for a batch since the method was chosen (that batch was run
+            record by record); None: there was none.
     """
 
     engine: GradientMethod | None
@@ -184,7 +184,7 @@ class ChosenGradients(Protocol):
 
     @property
     def next_method(self) -> str | None:
-        """Name of the method of the next lot, also in a training that goes on from a checkpoint."""
+        """Name of the method of the next batch, also in a training that goes on from a checkpoint."""
 
     def watched(self, own: TrainingStep) -> TrainingStep:
         """Wrap the module's own step, to be judged in each batch of which the records are taken together."""
@@ -193,10 +193,10 @@ class ChosenGradients(Protocol):
         """Have hooks before the backward pass see nothing that the step has made of values that it read."""
 
     def lot(self) -> Lot:
-        """Facts of the open lot."""
+        """Facts of the open batch."""
 
     def end_lot(self) -> None:
-        """Take note that the update of a lot is made."""
+        """Take note that the update of a batch is made."""
 
     def use(self, name: str, reason: str | None = None) -> None:
         """Compute gradients by the method of that name from now on, and say why."""
@@ -204,7 +204,7 @@ class ChosenGradients(Protocol):
 
 @runtime_checkable
 class InPieces(Protocol):
-    """A source that runs lots in pieces."""
+    """A source that runs batches in pieces."""
 
     @property
     def physical_batch_size(self) -> int | None:
@@ -222,12 +222,12 @@ class InPieces(Protocol):
 
 @runtime_checkable
 class RepeatableSums(Protocol):
-    """A source that makes the sums of a lot by the same operations as those of any other lot of its size.
+    """A source that makes the sums of a batch by the same operations as those of any other batch of its size.
 
     Attributes:
         obstacle: Why it never does; None: it does.
-        is_settled: True if it does from the open lot on: the first one may be looked at more closely.
-        padded_rows: Number of rows to which lots are padded, except a few large ones; None: results differ with the
+        is_settled: True if it does from the open batch on: the first one may be looked at more closely.
+        padded_rows: Number of rows to which batches are padded, except a few large ones; None: results differ with the
             size.
     """
 
@@ -237,25 +237,25 @@ class RepeatableSums(Protocol):
 
     @property
     def is_settled(self) -> bool:
-        """Return whether it does from the open lot on."""
+        """Return whether it does from the open batch on."""
 
     @property
     def padded_rows(self) -> int | None:
-        """Rows that lots of all sizes, but for a few large ones, are padded to."""
+        """Rows that batches of all sizes, but for a few large ones, are padded to."""
 
     def settle(self) -> None:
-        """Take note that an executor has looked at the open lot as closely as the first one has to be."""
+        """Take note that an executor has looked at the open batch as closely as the first one has to be."""
 
     def rewind(self, padded_rows: int | None = None, counted: Tensor | None = None) -> None:
-        """Let the open lot begin again: nothing was accumulated.
+        """Let the open batch begin again: nothing was accumulated.
 
         Args:
-            padded_rows: Rows of the batch that its step will be given; None: those of the lot.
+            padded_rows: Number of rows that its step will be given; None: those of the batch.
             counted: Number of records among these, on the device, shape (); None: all rows are records.
         """
 
     def complete(self, rows: int) -> None:
-        """Take note that so many rows of the open lot, all of it, were added to the sums.
+        """Take note that so many rows of the open batch, all of it, were added to the sums.
 
         Raises:
             ConfigurationError: They were added before.

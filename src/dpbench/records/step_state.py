@@ -417,10 +417,10 @@ class WithheldValue:
 
     def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise ConfigurationError(
-            f"the optimizer, a schedule or a hook uses {self._name}, which training_step has set after it had read "
-            "values of records: they are exact, and would steer the update without noise. Use released weights, the "
-            f'number of steps or constants; @dpbench.independent("{self._name}") on the module\'s class declares an '
-            "attribute that does not depend on records."
+            f"the optimizer, a schedule or a hook uses {self._name}, which training_step set after reading values of "
+            "records: it is exact, and would steer the update without noise. Use released weights, the number of steps "
+            f"or constants, or, if it does not depend on records, decorate the module's class with "
+            f'@dpbench.independent("{self._name}").'
         )
 
 
@@ -450,7 +450,7 @@ def independent(*names: str) -> Callable[[Any], Any]:
         ConfigurationError: A name is no string.
     """
     if not names or not all(isinstance(name, str) for name in names):
-        raise ConfigurationError('independent takes names of attributes: @dpbench.independent("num_batches").')
+        raise ConfigurationError('independent takes names of attributes, such as @dpbench.independent("num_batches").')
 
     def declared(kind: Any) -> Any:
         setattr(kind, _INDEPENDENT, frozenset(names) | getattr(kind, _INDEPENDENT, frozenset()))

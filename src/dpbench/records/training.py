@@ -31,7 +31,7 @@ class NotRepeatable(Exception):
 class Training(ABC):
     """A module, its optimizers and its device. A Lightning Trainer (`callback.lightning_training`) or a loop drives it.
 
-    The driver calls `step` and `backward`, as `mount` set them, once for each lot, and the functions of
+    The driver calls `step` and `backward`, as `mount` set them, once for each batch, and the functions of
     `after_zero_grad` and `after_lot` at their moments.
 
     Args:
@@ -44,8 +44,8 @@ class Training(ABC):
         world_size: Number of processes.
         should_stop: True if the training ends after this step.
         datamodule: Source of the records, apart from the loader; None: unknown.
-        after_zero_grad: Called after hooks by others that run where gradients are cleared: no lot is in sight there.
-        after_lot: Called after the last code that sees a lot.
+        after_zero_grad: Called after hooks by others that run where gradients are cleared: no batch is in sight there.
+        after_lot: Called after the last code that sees a batch.
     """
 
     automatic_optimization = True
@@ -87,7 +87,7 @@ class Training(ABC):
         """Run hooks of epochs, which come between batches, within a context."""
 
     def withhold_loss(self, after: Callable[[], None]) -> bool:
-        """Keep the loss of a lot from code that steps the optimizer itself, and call `after` then; False: none does."""
+        """Keep a batch's loss from code that steps the optimizer itself, and call `after` then; False: none does."""
         return False
 
     def restore(self) -> None:
@@ -187,8 +187,8 @@ def loss_of(output: Any) -> Any:
     if loss is None or isinstance(loss, Tensor):
         return loss
     raise ConfigurationError(
-        f"training_step returned a {type(loss).__name__} as its loss: return the tensor that was computed, or a "
-        'dictionary in which it is "loss".'
+        f"training_step returned a {type(loss).__name__} as its loss: return the loss tensor, or a dictionary with it "
+        'as "loss".'
     )
 
 

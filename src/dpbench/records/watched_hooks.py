@@ -25,8 +25,8 @@ _MIXES = (
     "one record: transform each record by itself, in the data set, say."
 )
 _READS = (
-    "{name} reads values of records ({event}), by which it may treat others: transform each record by itself, with "
-    "tensor operations or in the data set."
+    "{name} reads values of records ({event}), so one record may affect how others are treated: transform each record "
+    "by itself, with tensor operations or in the data set."
 )
 
 

@@ -22,17 +22,17 @@ from dpbench.records.training import Training, loss_of
 
 _REASONS = {
     "mixed": "records are combined in {event}",
-    "reads": "{event}, so that what one record says may decide how others are treated",
+    "reads": "{event}, so one record may affect how others are treated",
     "kept": (
         "the loss depends on records of an earlier batch, in {event}: queues of negatives, centers, hidden states, and "
-        "running means of losses cannot be made private; derive them from released weights or constants, and give "
-        "what is only to be shown to self.log as a tensor"
+        "running means of losses cannot be made private; derive them from released weights or constants, and pass "
+        "values that are only shown to self.log as tensors"
     ),
 }
 
 _PUT_BACK = (
-    "{cause}. What training_step changes in attributes of the module from there on is put back after each batch; "
-    'decorate its class with @dpbench.independent("name") to keep an attribute that does not depend on records.'
+    "{cause}. Attributes of the module that training_step changes after that are reset after each batch; decorate its "
+    'class with @dpbench.independent("name") to keep an attribute that does not depend on records.'
 )
 
 
@@ -270,7 +270,7 @@ def _place_of(axis: RecordAxis, metrics: Callable[[], Tensor] | None) -> Any:
 def _event_of(place: object) -> Event:
     if isinstance(place, Mixed):
         return Event(place.place, place.operator, f"{place.reason}, in record_metrics")
-    return Event(UNKNOWN, "record_metrics", "a metric that has no row of its own for each record")
+    return Event(UNKNOWN, "record_metrics", "a metric without a row for each record")
 
 
 def refusal(verdict: Verdict) -> UnsupportedModuleError:
@@ -279,7 +279,7 @@ def refusal(verdict: Verdict) -> UnsupportedModuleError:
     Args:
         verdict: Any but "separable".
     """
-    event: object = verdict.events[0] if verdict.events else "a line that is not known"
+    event: object = verdict.events[0] if verdict.events else "an unknown line"
     if isinstance(event, Event) and event.reason.startswith(IN_BATCH):
         event = event.reason  # no line of the step
     reason = _REASONS[verdict.kind].format(event=event)

@@ -55,8 +55,8 @@ from dpbench.session.executor import SessionParts
 from dpbench.session.executors import executor_of, keyed_by
 
 _SEPARATE_BY_NOW = (
-    "the records of this batch cannot be rows of one batch, unlike those of earlier batches. Set "
-    "gradients='one_by_one': several processes cannot switch to it during a run."
+    "the records of this batch cannot be rows of one batch, unlike those of earlier batches, and several processes "
+    "cannot switch during a run: set gradients='one_by_one'."
 )
 _OWN_NOISE = (
     "the noise is drawn by {process}, which is not dpbench's: nothing checks that its noise has the stated multiplier, "
@@ -383,7 +383,7 @@ class PrivateSession:
             if limit is not None and not limit.is_refused:  # else the step itself says so
                 raise UnsupportedModuleError(f"the engine cannot be used: {limit.reason}. Try gradients='one_by_one'.")
             return
-        reason = "another process says so" if limit is None else limit.reason
+        reason = "another process cannot use it" if limit is None else limit.reason
         source.use("one_by_one", reason)
         self._begin_anew()
 
@@ -550,14 +550,14 @@ def _out_of_memory(training: Training, source: RecordSource) -> str:
     """Make the message for exhausted memory. It does not mention the size of the batch, which is private."""
     start = f"out of memory on {training.device} within a batch, of which nothing was released: "
     if not isinstance(source, InPieces) or not training.automatic_optimization:
-        return start + "take a smaller batch (data.expected_batch_size) or a smaller network."
+        return start + "use a smaller batch (data.expected_batch_size) or a smaller network."
     rows = source.physical_batch_size
     if rows is None and isinstance(source, ChosenGradients) and source.method == "one_by_one":
-        return start + "a single record does not fit, so take a smaller network or shorter records."
+        return start + "a single record does not fit, so use a smaller network or shorter records."
     if rows is None:
         return start + "set max_physical_batch_size to a number of rows that fit, or to auto on a GPU (now all go in)."
     if rows == 1:
-        return start + "a single row does not fit, so take a smaller network, shorter records, or gradients=one_by_one."
+        return start + "a single row does not fit, so use a smaller network, shorter records, or gradients=one_by_one."
     return start + f"set max_physical_batch_size={max(rows // 2, 1)} (now {rows}); sums differ by rounding at most."
 
 

@@ -28,7 +28,7 @@ class AdaptiveQuantileClipping(PrivateStrategy):
         clip_learning_rate: η_C.
         initial_max_grad_norm: C_0; with several groups the norm of all bounds together.
         update: "geometric" or "linear".
-        count_noise_std: σ_b on the sum of the bits; None takes m/20, m the expected number of records in a lot.
+        count_noise_std: σ_b on the sum of the bits; None takes m/20, m the expected number of records in a batch.
         clipping: Grouping, as for `DPSGD`: one bound for all, or one for each layer, ...
         allocation: How noise is shared among groups; "proportional" gives each noise in proportion to its bound.
     """

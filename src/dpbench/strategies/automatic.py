@@ -16,7 +16,7 @@ class AutomaticClipping(DPSGD):
               + \mathcal N(0, z^2 C^2 I) \Big)
 
     (AUTO-S. AUTO-V, with γ = 0, is refused: of a record that is learned it makes a vector of norm C out of rounding
-    errors, which depend on the others of its lot.) C only scales the update, as the learning rate does.
+    errors, which depend on the others of its batch.) C only scales the update, as the learning rate does.
 
     Guarantee: that of `DPSGD`; a normalized gradient has at most norm C.
 

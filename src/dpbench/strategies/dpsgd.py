@@ -15,15 +15,15 @@ Clipping = Literal["flat", "per_layer", "per_parameter", "by_dimension"]
 
 
 class DPSGD(PrivateStrategy):
-    r"""Clip each record's gradient, sum, add Gaussian noise, divide by the expected lot size.
+    r"""Clip each record's gradient, sum, add Gaussian noise, divide by the expected batch size.
 
     .. math:: \tilde g = \frac{1}{qN} \Big( \sum_{i \in L} g_i \min(1, C / \|g_i\|_2) + \mathcal N(0, z^2 C^2 I) \Big)
 
     (Abadi et al. 2016, algorithm 1.) The released gradient goes to `p.grad`; momentum, Adam and schedules are
     post-processing.
 
-    Guarantee: the unit is an example. With Poisson lots neighbors differ by one added or removed example and the l2
-    sensitivity is C; with fixed-size lots they differ by one replaced example and it is 2·C, so that the same
+    Guarantee: the unit is an example. With Poisson batches neighbors differ by one added or removed example and the l2
+    sensitivity is C; with fixed-size batches they differ by one replaced example and it is 2·C, so that the same
     `noise_multiplier` costs more there.
 
     Args:

@@ -32,7 +32,7 @@ class PublicPriors(ClipOnly):
     def design(self) -> Recipe:
         """Recipe of `ClipOnly` with sums that are counted, not corrected."""
         if self.correction_threshold is None:
-            raise ConfigurationError("priors are those of an error correction: give a correction_threshold.")
+            raise ConfigurationError("priors needs error correction: also set correction_threshold.")
         self._threshold, self._scale = self.correction_threshold, self.correction_scale
         ErrorCorrection(self._threshold, self.correction_hypotheses, self._scale)  # refuses what it cannot take
         self.correction_threshold = self.priors = None
@@ -45,6 +45,6 @@ class PublicPriors(ClipOnly):
 
     @property
     def estimate(self) -> list[float]:
-        """[p_down, p_stop, p_up], the mean over the lots of the training; they sum to 1."""
+        """[p_down, p_stop, p_up], the mean over the batches of the training; they sum to 1."""
         down, _, up = torch.tensor(self._lots, dtype=torch.float64).mean(0).tolist()
         return [down, 1 - down - up, up]

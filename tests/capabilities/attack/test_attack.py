@@ -96,14 +96,14 @@ def test_a_mechanism_without_noise_is_refuted_by_its_members(tmp_path: Path) -> 
 
 def test_the_report_of_a_sweep_shows_the_attack(private: Path, tmp_path: Path) -> None:
     dpbench(tmp_path, "report", str(private / "runs"), "--out", "sweep.html")
-    assert "what dpbench attack recognized of the members" in (tmp_path / "sweep.html").read_text()
+    assert "members that dpbench attack recognized" in (tmp_path / "sweep.html").read_text()
 
 
 @pytest.mark.long
 def test_a_folder_of_other_settings_is_left_alone(private: Path) -> None:
     words = ["--train", "4", "--out", "runs", *PRIVATE, "optimizer.lr=0.3", "strategy.noise_multiplier=1"]
     _, err = dpbench(private, "attack", *words, status=1)
-    assert "holds a run of other settings: name another folder, --out FOLDER" in err
+    assert "holds a run with other settings: choose another folder" in err
 
 
 @pytest.mark.long
@@ -120,10 +120,10 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
     ("words", "message"),
     [
         ([], "name the sweep to attack, or train one"),
-        (["--train", "2"], "an attack compares 4 runs or more"),
+        (["--train", "2"], "--train must be at least 4"),
         (["--train", "4", "seed=7"], "decides seeds, members and folders"),
-        (["nowhere"], "nowhere is not there"),
-        (["runs", "--signal", "los"], "--signal must be of loss, samples, not los"),
+        (["nowhere"], "nowhere is missing"),
+        (["runs", "--signal", "los"], "--signal must be one or both of loss, samples, not los"),
         (["runs/0-digits-mlp-dpsgd"], "at least 4 runs of a setting"),
     ],
 )

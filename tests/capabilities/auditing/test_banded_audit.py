@@ -89,7 +89,7 @@ class OwnNoise(DPSGD):
 
 
 def test_other_correlated_noise_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="which does not say how: its cost is unknown"):
+    with pytest.raises(ConfigurationError, match="without stating how, so its cost is unknown"):
         train(OwnNoise, tmp_path)
 
 

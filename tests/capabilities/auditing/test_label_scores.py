@@ -58,7 +58,7 @@ def test_a_correct_run_is_consistent(run: Path, capsys: pytest.CaptureFixture[st
 
 SPOILED = {
     "of another architecture": (RunFolder.config, r"hidden:\n  - 32", "hidden:\n  - 31"),
-    "records and the data set holds 301": (RunFolder.config, "train_size: 300", "train_size: 301"),
+    "records, and the data set contains 301": (RunFolder.config, "train_size: 300", "train_size: 301"),
     "ledger.jsonl: ": (RunFolder.ledger, '"number":39.*\n', ""),
     "has no canaries": (RunFolder.config, "name: random_noise", "name: digits"),
     "went on from 39 to 40 steps": (RunFolder.result, '"steps": 40', '"steps": 39'),

@@ -59,8 +59,8 @@ def test_chance_shows_nothing() -> None:
     ("members", "others", "words"),
     [
         (RECORDS, 19, "19 training or test images are too few"),
-        (RECORDS - 1, RECORDS, "of 1000 records and the data set holds 999"),
-        (RECORDS, RECORDS, "fixed_size batches have none: audit by canaries"),
+        (RECORDS - 1, RECORDS, "on 1000 records, and the data set contains 999"),
+        (RECORDS, RECORDS, "fixed_size batches have none: train with canaries"),
     ],
 )
 def test_bad_input_is_one_line(members: int, others: int, words: str) -> None:

@@ -52,13 +52,13 @@ def test_what_was_seen_does_not_begin_again(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(examples, "_RAISES_WHEN_FULL", ("cuda", "cpu"))
     physical_batch.full_in_forward(monkeypatch, lambda rows: rows > physical_batch.FITS)
     strategy = physical_batch.dpsgd(tmp_path, "auto", audit=AUDIT)
-    with pytest.raises(OutOfMemory, match=r"cannot begin again.*an audit.* set max_physical_batch_size to a number"):
+    with pytest.raises(OutOfMemory, match=r"cannot be restarted.*an audit.* set max_physical_batch_size to a number"):
         physical_batch.fit(strategy, tmp_path)
 
 
 def test_parameters_that_change_on_the_way_are_refused(tmp_path: Path) -> None:
     change = trainable.At(3, trainable.unfreeze)
-    with pytest.raises(ConfigurationError, match="the audit is of those that the training began with"):
+    with pytest.raises(ConfigurationError, match="an audit needs the same ones in each step"):
         trainable.fit(tmp_path, change, audit=GradientCanaries(20))
     assert len(trainable.book(tmp_path).releases) == 3
 

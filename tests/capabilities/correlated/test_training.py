@@ -54,7 +54,7 @@ def test_killed_and_resumed_inside_a_band(tmp_path: Path) -> None:
     assert torch.equal(weights_of(resumed), weights_of(whole))
     ledgers = [(tmp_path / name / "ledger.jsonl").read_bytes() for name in ("whole", "parts")]
     assert ledgers[0] == ledgers[1]
-    with pytest.raises(ConfigurationError, match="cannot be drawn again"):
+    with pytest.raises(ConfigurationError, match="can only be continued with the seed"):
         fit(tmp_path / "parts", strategy_of(noise="banded", bands=2), steps=11, **resume)
 
 
@@ -92,7 +92,7 @@ def test_groups_without_a_seed_are_not_drawn_again_within_a_round(tmp_path: Path
 
     fit(tmp_path, strategy_of(seed=1), steps=6, lots=lots(), trainer={"more": [Save()]})
     resume: dict[str, Any] = {"ckpt_path": tmp_path / "mid.ckpt", "weights_only": False}
-    with pytest.raises(ConfigurationError, match="begin anew at a multiple of 4 only"):
+    with pytest.raises(ConfigurationError, match="only at a multiple of 4"):
         fit(tmp_path, strategy_of(seed=1), steps=8, lots=lots(), **resume)
 
 
@@ -123,7 +123,7 @@ def test_in_a_copied_folder_a_kept_key_is_good_for_the_same_training_only(tmp_pa
     assert (here.header.noise_source, here.header.lot_source) == (there.header.noise_source, there.header.lot_source)
     assert str(here.header.lot_source).startswith("kept:")
     check_own_randomness({"first": here, "second": there})
-    refused = pytest.raises(ConfigurationError, match="cannot be drawn again without the seed and the settings")
+    refused = pytest.raises(ConfigurationError, match="can only be continued with the seed and settings")
     with refused:
         go("label", data=other_label())
     with refused:
@@ -138,9 +138,9 @@ class Own(DPSGD):
 @pytest.mark.parametrize(
     ("kind", "options", "message"),
     [
-        (DPSGD, {"bands": 4}, "are of correlated noise only: set noise=banded"),
+        (DPSGD, {"bands": 4}, "needs correlated noise: also set noise=banded"),
         (DPSGD, {"noise": "pink"}, "unknown noise 'pink'; known are gaussian, .*banded"),
-        (Own, {"noise": "banded", "bands": 4}, "Own has a noise process of its own: leave out noise"),
+        (Own, {"noise": "banded", "bands": 4}, "Own has its own noise process: leave out noise"),
     ],
     ids=["bands alone", "unknown", "own process"],
 )
@@ -161,7 +161,7 @@ def test_what_would_void_it_is_refused_before_a_ledger_is_there(tmp_path: Path) 
 def test_other_lots_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="data.sampling=cyclic_poisson"):
         fit(tmp_path, strategy_of(**BANDED), lots=PrivateDataLoader.poisson(pictures(), 12, seed=0))
-    with pytest.raises(ConfigurationError, match="among 3 groups of examples, and the noise has 4 bands"):
+    with pytest.raises(ConfigurationError, match="cycle_length=3 is below the 4 bands"):
         fit(tmp_path, strategy_of(**BANDED), lots=loader(3))
 
 

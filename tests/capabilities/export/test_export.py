@@ -143,7 +143,7 @@ def test_an_unfinished_run_and_an_accused_one(folder: Path) -> None:
     assert "VIOLATED" in export(folder, "secure", status=1)
     result.unlink()
     export(folder, "secure")
-    assert "The run has not ended" in card_of(folder / "model")[1]
+    assert "The run is not finished" in card_of(folder / "model")[1]
 
 
 def test_a_folder_of_somebody_else_stays(folder: Path) -> None:

@@ -66,7 +66,7 @@ def test_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs, targets = read_user_table(path, "id", features=[["b", "a"], "b"]).batch(0, [0, 1])
     assert inputs.dtype == torch.float32 and inputs.tolist() == [[4, 1.5], [6, 3]]
     assert targets.dtype == torch.int64 and targets.tolist() == [4, 6]
-    with pytest.raises(ConfigurationError, match="of one column or more in a list"):
+    with pytest.raises(ConfigurationError, match="at least one column in each list"):
         read_user_table(path, "id", features=[[], "b"])
 
     def without_pyarrow(*_: Any, **__: Any) -> Any:
@@ -111,7 +111,7 @@ def test_classes_that_are_words(tmp_path: Path) -> None:
     assert [int(users.examples[row][1]) for row in range(3)] == [1, 0, 1]  # words are read as they are written
     with pytest.raises(DataError, match=r"row 1 has kind '01', which is not among classes=\['ok', 'true'\]"):
         load("user_table", tmp_path, path="t.csv", **{**options, "classes": ["ok", "true"]})
-    with pytest.raises(ConfigurationError, match="the words of the last feature, which is no column"):
+    with pytest.raises(ConfigurationError, match="requires a single column as the last feature"):
         load("user_table", tmp_path, path="t.csv", **{**options, "features": ["kind", ["x"]]})
 
 
@@ -185,21 +185,25 @@ def test_labeled_texts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "says"),
     [
-        ("table", {}, "data.options.path must say which file"),
+        ("table", {}, "data.options.path is missing"),
         ("user_table", {"path": "none.csv"}, r"no .*none\.csv: a relative path is looked for in the working directory"),
         ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv, \.jsonl nor \.parquet"),
         ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
         ("user_table", {"path": "one.csv", "features": [["a", "z"], "b"]}, r"has no column 'z'; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "features": [[], "b"]}, r"such as \[\[age, height\], label\], not"),
-        ("user_table", {"path": "two.csv"}, r"has columns of single numbers.*features=\[\[age, height\]"),
+        ("user_table", {"path": "two.csv"}, r"has only columns of single numbers.*features=\[\[age, height\]"),
         ("user_table", {"path": "two.csv", "features": [["user", "a"]]}, r"'user' is not numeric \(row 0: '1'\)"),
-        ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' is no text"),
-        ("user_table", {"path": "one.csv", "images": "gray"}, r"feature 'a' is no image \(gray\)"),
+        ("user_table", {"path": "one.csv", "text": "characters"}, r"feature 'a' is not text"),
+        (
+            "user_table",
+            {"path": "one.csv", "images": "gray"},
+            r"feature 'a' has shape \(\), which is not an image \(gray\)",
+        ),
         ("table", {"path": "cell.csv", "features": [["b"], "a"]}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
         ("table", {"path": "cell.csv", "ranges": {"a": [0, 1]}}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
-        ("table", {"path": "cell.csv", "ranges": {"b": [1, 1]}}, "range of 'b' must go up, not from 1 to 1"),
+        ("table", {"path": "cell.csv", "ranges": {"b": [1, 1]}}, "first end of 'b' must be below the second, not"),
         ("table", {"path": "cell.csv", "ranges": {"b": [1]}}, r"ranges must be columns with their least and largest"),
-        ("table", {"path": "cell.csv", "text": "labels", "features": ["b", "a"]}, "is no label: number the"),
+        ("table", {"path": "cell.csv", "text": "labels", "features": ["b", "a"]}, "is not a label: number the"),
         ("table", {"path": "two.csv", "features": [["a"], "b"], "num_classes": 2}, "labels run from 3 to 4, not from"),
     ],
 )
@@ -268,11 +272,11 @@ def test_damaged_folders_of_images(files: list[str], options: dict[str, Any], sa
         ("t.csv", "a,b,label\n1,2,0,9\n3,4,1,9\n", {}, "rows have more cells than the first line has names"),
         ("t.csv", "a,b\n1,2\n", {"features": [["a"], "a"]}, "names a feature twice"),
         ("t.csv", "a,b\n1,x\n", {"features": [["a"], "b"], "classes": ["x", "x"]}, "names a class twice"),
-        ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is no object: 5"),
+        ("t.jsonl", '{"a": 1}\n5\n', {}, "a line is not an object: 5"),
         ("t.jsonl", '{"a": [1, [2]]}\n', {}, "feature 'a' of row 0 is"),
         ("t.jsonl", '{"a": [1, 2]}\n{"a": [1]}\n', {}, "feature 'a' of row 1 is .*must be numbers of one shape"),
         ("t.jsonl", '{"a": [1, 2]}\n', {"features": {"a": [1, 3]}}, r"'a' has shape \(2,\), which is not \(1, 3\)"),
-        ("t.jsonl", '{"user": "x"}\n', {"user": "user"}, "features must be the names of one feature or more beside"),
+        ("t.jsonl", '{"user": "x"}\n', {"user": "user"}, "features must name at least one feature other than"),
     ],
 )
 def test_damaged_tables(tmp_path: Path, name: str, content: str, options: dict[str, Any], says: str) -> None:

@@ -126,10 +126,10 @@ def test_refusals(small: Path, tmp_path: Path) -> None:
         "{features: random_prior, prior: without_keys.pt}": "without_keys.pt is damaged, or no file of dpbench pret",
         "{features: random_prior, prior: version.pt}": "version.pt is of another version of dpbench pretrain",
         "{features: random_prior, prior: small.pt, prior_sha256: '00'}": (
-            "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Take the file that the run began with"
+            "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Restore the original file"
         ),
         "{features: random_prior, prior: small.pt, prior_sha256: null}": (
-            "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give"
+            "data.prior_sha256=null would allow a run to continue with another data.prior: remove it, or set"
         ),
         "{features: random_prior, prior: a_folder}": "data.prior=.*a_folder is no file: train it with",
         "{features: random_prior, prior: small.pt, image_size: 24}": (
@@ -148,7 +148,7 @@ def test_command_refuses(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for words, message, status in (
         ("--out prior.pt --steps=0", "--steps must be at least 1, not 0", 1),
-        ("--out prior.pt --device=nonsense", "--device=nonsense is not there: take cpu", 1),
+        ("--out prior.pt --device=nonsense", "--device=nonsense is not available: use --device=cpu", 1),
         ("--out .", "is a folder", 2),
         ("--out file/prior.pt", "cannot be written", 2),
     ):
@@ -188,7 +188,7 @@ def test_a_run_goes_on_with_no_other_file(small: Path, tmp_path: Path) -> None:
         "hydra.run.dir=run",
     ]
     _, err = dpbench(tmp_path, *words, "data.prior_sha256=null", status=1)
-    assert "data.prior_sha256=null would let a run go on with another file" in err
+    assert "data.prior_sha256=null would allow a run to continue" in err
     dpbench(tmp_path, *words)
     state = torch.load(small)
     state["network"]["stem.0.weight"] += 0.1

@@ -65,7 +65,7 @@ def test_train_sample_evaluate(copy: Path, tmp_path: Path, monkeypatch: pytest.M
     assert "Fréchet distance (digits_cnn features)" in dpbench(tmp_path, *words)[0]
     found = json.loads((copy / "evaluation.json").read_text(encoding="utf-8"))
     assert (found["images"], found["judged_on"]) == (200, "test")
-    assert "held no records out" in dpbench(tmp_path, *words, "--split", "val", status=1)[1]
+    assert "holds out 0 records" in dpbench(tmp_path, *words, "--split", "val", status=1)[1]
 
 
 def test_sampling_is_reproducible(run: Path, tmp_path: Path) -> None:
@@ -101,7 +101,9 @@ def test_an_edited_ledger_is_no_guarantee(copy: Path, tmp_path: Path, old: str, 
     edit(copy / "ledger.jsonl", old, new)
     if not with_result:
         (copy / "result.json").unlink()
-    with pytest.raises(ConfigurationError, match=r"(edited, or is of another run|damaged or cut).*restore the ledger"):
+    with pytest.raises(
+        ConfigurationError, match=r"(edited, or belongs to another run|damaged or cut).*restore the ledger"
+    ):
         sample(copy, 3, tmp_path / "none")
 
 
@@ -142,7 +144,7 @@ def test_a_diverged_generator_makes_no_images(copy: Path, tmp_path: Path) -> Non
     state = torch.load(path, weights_only=False)
     next(value for name, value in state["state_dict"].items() if name.startswith("generator")).fill_(torch.nan)
     torch.save(state, path)
-    with pytest.raises(ConfigurationError, match="its training has diverged"):
+    with pytest.raises(ConfigurationError, match="the training has diverged"):
         sample(copy, 3, tmp_path / "none")
     assert not (tmp_path / "none").exists()
 
@@ -151,7 +153,7 @@ def test_a_diverged_generator_makes_no_images(copy: Path, tmp_path: Path) -> Non
     ("file", "old", "new", "message"),
     [
         ("result.json", '"privacy": {', '"privacy": {"audit": {"verdict": "VIOLATED"}, ', "VIOLATED; its epsilon"),
-        ("config.yaml", "modules.GAN", "modules.ImageClassifier", "holds no generator"),
+        ("config.yaml", "modules.GAN", "modules.ImageClassifier", "has no generator"),
         ("config.yaml", "width: 8", "width: 16", "of another architecture than .*config.yaml says"),
         ("checkpoints/last.ckpt", "", "PK cut short", "cannot be read"),
         ("checkpoints/last.ckpt", "", "gone", "has no checkpoint"),
@@ -199,7 +201,7 @@ def test_bad_settings(tmp_path: Path) -> None:
         "model=mnist_cnn": "needs a generator and a discriminator",
         "module=classifier": "there is no key module.discriminator_steps",
         "data.scale=standard": "leave data.scale=symmetric",
-        "module.discriminator_steps=0": "discriminator_steps must be a whole number from 1 on",
+        "module.discriminator_steps=0": "discriminator_steps must be a whole number of at least 1",
         "data.image_size=18": "sides that 4 divides",
         "strategy.max_physical_batch_size=8": "needs automatic optimization",
     }.items():

@@ -51,7 +51,7 @@ def test_the_baseline_is_federated_averaging() -> None:
     [
         ("data.unit=example", "with data.unit=user); or leave out records= (records=examples)"),
         ("records.local.lrr=1", "there is no key records.local.lrr. Did you mean records.local.lr"),
-        ("+trainer.accumulate_grad_batches=2", "where records are users, who are trained one by one"),
+        ("+trainer.accumulate_grad_batches=2", "users are trained one by one anyway"),
         ("trainer.precision=16-mixed", "scales the loss"),
     ],
 )

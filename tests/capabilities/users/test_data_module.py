@@ -49,7 +49,7 @@ def test_validation_holds_users_out() -> None:
     assert data.monitored == "val"
     rows = whole.users.rows_of(np.array(held))  # names are positions here
     assert sum(len(labels) for _, labels in data.val_dataloader()) == len(rows)
-    with pytest.raises(ConfigurationError, match="data.val_users=30 leaves nothing of 30 training users"):
+    with pytest.raises(ConfigurationError, match="data.val_users=30 leaves none of 30 users"):
         module(val_users=30).setup()
 
 
@@ -79,7 +79,7 @@ def test_attribution_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"name": "digit_users"}, "unknown data set by users 'digit_users'; known are .*digits_users"),
         ({"expected_batch_size": 101}, "must lie between 1 and the 100 training users, not 101"),
         ({"options": {"user": 3}}, "there is no key data.options.user. Did you mean data.options.users"),
-        ({"options": {"users": 0}}, "data.options.users must be a whole number of users from 1 on, not 0"),
+        ({"options": {"users": 0}}, "data.options.users must be a whole number of users of at least 1, not 0"),
         ({"options": {"alpha": 0}}, "data.options.alpha must be a number above 0, at most 1e6, not 0"),
         ({"unit": "person"}, "data.unit must be user or example, not 'person'"),
         ({"val_users": -1}, "data.val_users=-1 holds out no example"),

@@ -49,8 +49,8 @@ def test_names_fix_the_order_and_keep_users_without_examples() -> None:
         ([[0], [1], [2]], None, r"there are 3 examples and \(3, 1\) users"),
         (["a", None, "b"], None, r"some examples have no user \(None, NaN\)"),
         ([1, "1", 1.0], None, r"named in several ways \(float, int, str\)"),
-        (["a", "b", "c"], ["a", "b"], "'c' has examples, but is not among the names"),
-        ([0, 1, 1], [0, 1, 0], "a name stands twice"),
+        (["a", "b", "c"], ["a", "b"], "'c' has examples, but is not in names"),
+        ([0, 1, 1], [0, 1, 0], "names contains a user twice"),
     ],
 )
 def test_columns_that_are_no_users(users: Any, names: Any, message: str) -> None:
@@ -91,7 +91,7 @@ def test_examples_of_an_own_data_set() -> None:
     names = ["ann", "ann", "bob", "bob"]
     users = UserDataset(sequences, names)
     assert users.batch(1, [1, 0]).tolist() == [[2, 2], [2, 2]]
-    with pytest.raises(DataError, match="examples of user 'ann' make no batch.*the same shapes.*collate_fn"):
+    with pytest.raises(DataError, match="examples of user 'ann' cannot be batched.*the same shape.*collate_fn"):
         users.batch(0, [0, 1])
     users = UserDataset(sequences, names, collate_fn=padded)
     assert users.batch(0, [0, 1]).tolist() == [[3, 3, 3], [1, -1, -1]]

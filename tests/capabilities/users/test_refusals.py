@@ -68,10 +68,10 @@ def examples(**attributes: Any) -> Any:
 LOADERS: dict[str, tuple[Callable[[], Any], str]] = {
     "collate_fn": (
         lambda: PrivateDataLoader(make_users(), lots(), list),
-        "collate_fn and record_of_row are for examples",
+        "no collate_fn and no record_of_row",
     ),
     "halved": (lambda: Halves(make_users(), lots()), "overrides __iter__"),
-    "subset": (lambda: PrivateDataLoader(Subset(make_users(), range(12)), lots()), "Subset of users .* has lost"),
+    "subset": (lambda: PrivateDataLoader(Subset(make_users(), range(12)), lots()), "Subset of users .* loses"),
     "examples": (lambda: PrivateDataLoader(examples(), lots("example")), "a record is a user, but batches"),
     "called users": (lambda: PrivateDataLoader(examples(unit="user"), lots()), "has no users"),
     "no examples": (lambda: loader_of(make_users([0] * 12)), "none of the 12 users has an example"),
@@ -87,9 +87,9 @@ def test_loaders_that_are_refused(tmp_path: Path, name: str) -> None:
 
 
 def test_users_need_a_strategy_of_users(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="train them by user, with records=Users"):
+    with pytest.raises(ConfigurationError, match="train by user, with records=Users"):
         fit(tmp_path, Toy(linear()), records=None, steps=1)
-    with pytest.raises(ConfigurationError, match="train them by user"):
+    with pytest.raises(ConfigurationError, match="train by user"):
         trainer_for(tmp_path, NonPrivate(), 1).fit(Toy(linear()), loader_of(make_users()))
 
 

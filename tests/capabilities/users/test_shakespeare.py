@@ -106,7 +106,7 @@ def test_vocabulary_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "words.txt"
     path.write_text("The 300\nking 20\n\nking's 5\n")
     assert read_vocabulary(path) == ["the", "king", "king's"] and read_vocabulary(path, 1) == ["the"]
-    for text, message in (("king\nKing\n", r"words\.txt holds the word 'king' twice"), ("\n", "contains no words")):
+    for text, message in (("king\nKing\n", r"words\.txt contains the word 'king' twice"), ("\n", "contains no words")):
         path.write_text(text)
         with pytest.raises(DataError, match=message):
             read_vocabulary(path)

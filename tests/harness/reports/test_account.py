@@ -113,7 +113,7 @@ def test_several_runs_compose(tmp_path: Path) -> None:
     facts = answer(tmp_path, "account sweep")
     assert [run["steps"] for run in facts["runs"]] == [50, 30, 20]
     assert facts["epsilon"] == pytest.approx(epsilon({ONE: 100}, DELTA), rel=1e-6)
-    assert "named twice" in refused(tmp_path, "account sweep sweep/a")
+    assert "given twice" in refused(tmp_path, "account sweep sweep/a")
     (tmp_path / "sweep" / "none").mkdir()
     (tmp_path / "sweep" / "none" / "result.json").write_text("{}")
     facts = answer(tmp_path, "account sweep --selection geometric --mean-trials 3")
@@ -121,7 +121,7 @@ def test_several_runs_compose(tmp_path: Path) -> None:
     assert facts["epsilon"] is facts["selection"]["epsilons"]["rdp"] is None  # infinite
     out = said(tmp_path, "account sweep")
     assert "all 4 published (composition) | 100 | – | inf |" in out
-    assert "A run that trained without privacy has no epsilon" in out
+    assert "A run without privacy has no epsilon" in out
 
 
 def test_nothing_below_a_folder_is_left_out(tmp_path: Path) -> None:
@@ -156,7 +156,7 @@ def test_selection(tmp_path: Path) -> None:
     assert facts["runs"][0]["epsilons"]["rdp"] < facts["selection"]["epsilons"]["rdp"] < facts["epsilon"]
     out = said(tmp_path, "account sweep --mean-trials 8 --selection poisson")
     assert "only the best published, 8 trials on average" in out
-    assert "drawn from that distribution before anything" in out
+    assert "drawn from that distribution before any result" in out
     for words, message in {
         "--selection geometric": "both --selection and --mean-trials",
         "--selection best --mean-trials 8": "--selection must be geometric",
@@ -229,7 +229,10 @@ def test_a_ledger_that_is_gone(tmp_path: Path) -> None:
     result.write_text(json.dumps(record))
     for path in ("a", "."):
         told = refused(tmp_path, f"account {path}")
-        assert "a: ledger.jsonl is missing, of which result.json tells. Restore it: epsilon cannot be computed" in told
+        assert (
+            "a: ledger.jsonl is missing, although result.json refers to it. Restore it: epsilon cannot be computed"
+            in told
+        )
 
 
 def test_adaptive_releases_are_one_cost(tmp_path: Path) -> None:
@@ -250,7 +253,7 @@ def test_the_first_releases_only(tmp_path: Path) -> None:
     assert answer(tmp_path, "account run --releases 20") == answer(tmp_path, "account short")
     told = refused(tmp_path, "account run short --releases 30")
     assert "short has 20; give that number or a smaller one" in told
-    assert "must be a number of releases from 1 on" in refused(tmp_path, "account run --releases=0")
+    assert "must be a number of releases of at least 1" in refused(tmp_path, "account run --releases=0")
 
 
 # --------------------------------------------------------------------------------------------------- calibrate
@@ -304,10 +307,10 @@ def test_going_on_with_a_ledger(tmp_path: Path) -> None:
     broken.write_bytes(broken.read_bytes()[:-3])
     for words, message in {
         "run --epsilon 0.5": "is out of reach: with steps=1 it is",
-        "run": "missing are",
+        "run": "missing: ",
         "run --epsilon 3 --sampling fixed": "has sampling poisson, not fixed_size",
         "two --epsilon 1": "holds 2 ledgers: name one run",
-        "two/b --epsilon 3": "known only from below",
+        "two/b --epsilon 3": "only a lower bound",
     }.items():
         assert message in refused(tmp_path, f"calibrate --continue-from {words}")
 
@@ -331,10 +334,10 @@ def test_wrong_words(tmp_path: Path) -> None:
         "--tpr 0.01@0.05": "the true positive rate must lie strictly between the false positive rate",
         "--tpr 0.05": "--tpr must be a true positive rate at a false positive rate, TPR@FPR",
         "--epochs 5": "--steps or --epochs, not both",
-        "--epsilon 1": "nothing is missing",
+        "--epsilon 1": "none is missing",
         "--accountant rdp-analytical": "does not cover 'poisson' sampling",
         "--sampling fixed": "need the population",
-        "--sampling shuffled": "shuffled_epochs batches cannot be solved for",
+        "--sampling shuffled": "cannot calibrate shuffled_epochs batches",
         "--noise-multiplier -1": "noise_multiplier must be a number from 1e-12",
         "--sample-rate 2": "sample_rate must be a number from 1e-12 to 1, not 2",
         "--microbatch-size -3": "microbatch_size must be at least 1",

@@ -36,7 +36,7 @@ def test_values_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_what_is_no_bound_is_said() -> None:
-    with pytest.warns(UserWarning, match="the epsilon of gdp is no proven bound"):
+    with pytest.warns(UserWarning, match="the epsilon of gdp is not a proven bound"):
         dpbench.epsilon(LEDGER, delta=1e-6, accountant="gdp")
     with pytest.warns(UserWarning, match=r"delta=0.01 is not below 1/1000"):
         dpbench.calibrate(epsilon=3.0, delta=0.01, population=1000, batch_size=50, steps=20)
@@ -56,7 +56,7 @@ def test_epsilon_is_that_of_account(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert dpbench.epsilon(LEDGER, delta=1e-6) == json.loads(capsys.readouterr().out)["epsilon"]
     cut = tmp_path / "ledger.jsonl"
     cut.write_bytes(LEDGER.read_bytes()[:-5])
-    with pytest.raises(LedgerError, match="cut off; the epsilon of the rest is no guarantee"):
+    with pytest.raises(LedgerError, match="cut off; the epsilon of the rest is not a guarantee"):
         dpbench.epsilon(cut)
 
 

@@ -31,9 +31,9 @@ def text_of(
 
 def test_it_says_who_is_held_out() -> None:
     for words, line in {
-        "{val_size: 300, split: hash}": "300 records, in expectation: each by a hash of itself",
-        "{val_users: 20, split: hash}": "20 users, in expectation: each by a hash of itself",
-        "{val_size: 300, split: permutation}": "300 records, by a permutation of all: epsilon is for",
+        "{val_size: 300, split: hash}": "300 records, in expectation: chosen by a hash of each",
+        "{val_users: 20, split: hash}": "20 users, in expectation: chosen by a hash of each",
+        "{val_size: 300, split: permutation}": "300 records, chosen by a permutation of all: epsilon covers",
         "{val_users: 5, split: hash, options: {held_out: 0.1, test_path: null}}": (
             "5 users and a share of 0.1 of the records, for the test, in expectation"
         ),

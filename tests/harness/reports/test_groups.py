@@ -87,7 +87,7 @@ def test_a_key_that_no_run_has(tmp_path: Path) -> None:
     written(tmp_path, "a: {}")
     with pytest.raises(ConfigurationError, match=r"no run has a key optimizer\.rl\. Did you mean optimizer\.lr\?"):
         grouped(tmp_path, "seed", "optimizer.rl")
-    with pytest.raises(ConfigurationError, match="--group-by names no key"):
+    with pytest.raises(ConfigurationError, match="--group-by requires at least one key"):
         keys_of(" , ")
     assert keys_of("a.b, c,a.b") == ("a.b", "c")
 

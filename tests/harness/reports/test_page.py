@@ -106,7 +106,7 @@ def test_runs_that_differ_by_their_seed_are_a_mean(tmp_path: Path) -> None:
     assert "90.50 ± 0.71" in text and "x (n = 2)" in text
     assert "Choosing one of these 3 runs" in text and "a band of one standard deviation" in text
     assert "<title>sweep</title>" in text
-    assert text.index("Choosing one of these 3 runs") < text.index("Alone, everything that one of these trainings")
+    assert text.index("Choosing one of these 3 runs") < text.index("Everything released by one of these runs alone")
 
 
 def test_a_template_names_every_fact() -> None:
@@ -119,7 +119,7 @@ def test_other_runs_have_their_words(tmp_path: Path) -> None:
     assert sections(text) == ALWAYS | {"results"}
     assert "trained without privacy" in text
     text = page(tmp_path / "r.html", made(tmp_path / "users", unit="user", curves=False))
-    assert "one user, of 1,000" in text and "No run has logged any." in text
+    assert "one user, of 1,000" in text and "No run has logged curves." in text
 
 
 def test_a_damaged_ledger(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
 def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
     written(tmp_path, "a: {}")
     (tmp_path / "empty").mkdir()
-    for name, why in {"nowhere": "is not there", "a/result.json": "is a file", "empty": "no finished run"}.items():
+    for name, why in {"nowhere": "is missing", "a/result.json": "is a file", "empty": "no finished run"}.items():
         for folders in ([tmp_path / name], [tmp_path / "a", tmp_path / name]):
             with pytest.raises(ConfigurationError, match=why):
                 RunTable.read(folders)
@@ -77,4 +77,4 @@ def test_a_column_says_where_runs_lie(tmp_path: Path) -> None:
     shown, _ = dpbench(tmp_path, "table", ".", "--folder")
     assert "| a | a |" in shown
     assert "run & test accuracy (\\%) & epsilon (RDP)" in dpbench(tmp_path, "table", ".", "--latex")[0]
-    assert "leave one out" in dpbench(tmp_path, "table", ".", "--folder", "--group-by", "seed", status=1)[1]
+    assert "remove one of them" in dpbench(tmp_path, "table", ".", "--folder", "--group-by", "seed", status=1)[1]

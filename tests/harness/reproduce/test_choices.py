@@ -114,7 +114,7 @@ def test_each_cell_shows_its_best_trial(tuning: Table, tmp_path: Path) -> None:
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
     assert "| C = 0.1 | rate 3 (of 1) | rate 3 (of 1) |" in page and "| C = 1 | rate 3 | rate 3 |" in page
     assert "the best of 2 trials (rate 1; rate 3)" in page
-    with pytest.raises(ConfigurationError, match="tight, low, fast was run with other words"):
+    with pytest.raises(ConfigurationError, match="tight, low, fast was run with other overrides"):
         refuse_other_words(tuning, partly.assign(words=partly["words"].str.replace("optimizer.lr=3", "optimizer.lr=1")))
 
 
@@ -183,7 +183,7 @@ def test_a_wrong_definition_of_choices_is_one_clear_error(tmp_path: Path) -> Non
         ("metric: val/accuracy", "metric: test/accuracy", "chosen by a metric of validation data"),
         ("rows:\n", "chosen_from: x\nrows:\n", "give both"),
         ("label: C = 1,", "label: C = 1, chosen: [a],", "rows.1.chosen: Input should be a valid dictionary"),
-        ("data.val_users=10, ", "", "tight-low-slow-0 holds nothing out: data.val_users=0"),
+        ("data.val_users=10, ", "", "tight-low-slow-0 holds out no records: set data.val_users"),
     ):
         path.write_text(TUNING.replace(old, new, 1))
         with pytest.raises(ConfigurationError, match=message):

@@ -90,7 +90,7 @@ def test_runs_of_this_code_are_kept_without_a_word(held: Held) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("trainer.max_steps=3 ", "trainer.max_steps=4 ", "was run with other words than own/digits has now"),
+        ("trainer.max_steps=3 ", "trainer.max_steps=4 ", "was run with other overrides than own/digits has now"),
         ("commit", "committed", "has no column commit"),
         (",0,test/accuracy,", ",,test/accuracy,", "without a whole number as its seed"),
         ("long,plain", "long,private", "has long, private, seed 0 twice"),  # which would count as two

@@ -161,7 +161,11 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
 
 def test_figures_are_not_shown_under_another_name_nor_of_a_cell_that_is_no_more(definition: Path) -> None:
     for shown, cell, message in (
-        ("test/accuracy", "shorter private 0.5", "shorter, private was run with other words than own/digits has now"),
+        (
+            "test/accuracy",
+            "shorter private 0.5",
+            "shorter, private was run with other overrides than own/digits has now",
+        ),
         ("val/accuracy", "short private 0.5", "does not hold val/accuracy, which own/digits"),
         ("test/accuracy\nmore: [evaluation/coverage]", "short private 0.5", "does not hold evaluation/coverage, which"),
     ):

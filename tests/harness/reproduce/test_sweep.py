@@ -43,11 +43,11 @@ def test_an_edited_plugin_is_another_job(definition: Path, tmp_path: Path, monke
 def test_what_cannot_be_reproduced_is_one_clear_line(tmp_path: Path) -> None:
     for words, message in {
         "nowhere/table9": "there is no table 'nowhere/table9'.*Known: adaptive_quantile/.*claims",
-        "claims rows=a": "claims takes no runs: only --out goes with it",
+        "claims rows=a": "claims is computed without runs and accepts only --out",
         "gradient_compression/table2x": "Did you mean gradient_compression/table",
         "gradient_compression/table1 rows=sigma_9": "has no row 'sigma_9'; known: sigma_0.7",
         "gradient_compression/table1 columns=x": "has no column 'x'",
-        "gradient_compression/table1 seed=1": "'seed=1' is none of rows=",
+        "gradient_compression/table1 seed=1": "unknown argument 'seed=1': give rows=",
         "gradient_compression/table1 seeds=0": "leaves nothing to run",
         "gradient_compression/table1 launcher=slurm seeds=1": "there is no launcher=slurm",
         "gradient_compression/table1 rows=sigma_0.7 rows=sigma_1.1": "rows= is given twice",

@@ -93,13 +93,17 @@ def test_a_wrong_definition_is_one_clear_error(definition: Path) -> None:
         ("metric: test/accuracy", "metric: test/", "metric must be one of .*not 'test/'"),
         ("seeds: 2", "seeds: 0", r"seeds must be a list, or how many there are \(1 to 1,000\), not 0"),
         ("seeds: 2", "seeds: [1, -1]", "seeds.1: Input should be greater than or equal to 0"),
-        ("seeds: 2", "seeds: [1, 1]", "seeds names one of them twice: 1, 1"),
+        ("seeds: 2", "seeds: [1, 1]", "seeds contains a seed twice: 1, 1"),
         ("hours: 0.01", "samples: 1\nhours: 0.01", "samples: Input should be a valid boolean"),
         ("title: Digits", "titel: Digits", "title: Field required; titel: Extra inputs are not permitted"),
         ("hours: 0.01", "name: own/name\nhours: 0.01", "multiple values for keyword argument 'name'"),
         ("[strategy=none]", "[3]", "columns.1.words.0: Input should be a valid string"),
-        ("  short: {private", "  shorter: {private", "which is no cell"),
-        ("[private, plain]", "[private, none]", "must name two columns.* 'none' is no column; known: private, plain"),
+        ("  short: {private", "  shorter: {private", "which is not a cell"),
+        (
+            "[private, plain]",
+            "[private, none]",
+            "must name two columns.* 'none' is not a column; known: private, plain",
+        ),
         ("rows:", "rows: [", "defines no table: line [0-9]+: "),
         ("hours: 0.01", "series: [bounds]\nhours: 0.01", "series.0: Input should be a valid dictionary"),
         ("hours: 0.01", "trials: 5\nhours: 0.01", r"trials: it must be a mapping \(KEY: VALUE\)"),
@@ -111,7 +115,7 @@ def test_a_wrong_definition_is_one_clear_error(definition: Path) -> None:
 
 def test_choices_need_records_that_are_held_out(definition: Path, tmp_path: Path) -> None:
     table = read_table(edited(definition, "metric: test/accuracy", "metric: val/accuracy"))
-    with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds nothing out"):
+    with pytest.raises(ConfigurationError, match="shows val/accuracy, and short-private-0 holds out no records"):
         table_jobs(table, tmp_path)
 
 

@@ -78,7 +78,7 @@ def test_a_run_that_was_stopped_by_its_time_goes_on_as_if_it_had_not(
     part, whole = tmp_path / "part", tmp_path / "whole"
     words = [*words, "strategy.noise_multiplier=null", "strategy.target_epsilon=8"]  # no line compares it with its plan
     limited = config_of(*words, "run.max_time=5h30m", "run.checkpoint_every_n_steps=500")
-    with pytest.raises(Interrupted, match="its time is over.*continue with: dpbench resume") as caught:
+    with pytest.raises(Interrupted, match="time limit reached.*continue with: dpbench resume") as caught:
         train(limited, part, [clock])
     assert (caught.value.number, caught.value.status) == (TIME_LIMIT_REACHED, 75)
     assert len(read_ledger(RunFolder(part).ledger).releases) == 5 and not RunFolder(part).finished

@@ -96,12 +96,12 @@ def test_a_run_measures_what_its_final_weights_say(more: list[str], tmp_path: Pa
 
 def test_what_cannot_be_inserted(tmp_path: Path) -> None:
     for options, message in (
-        ({"copies": 0}, r"data\.inserted\.copies must be a whole number from 1 on, not 0"),
+        ({"copies": 0}, r"data\.inserted\.copies must be a whole number of at least 1, not 0"),
         ({"records": 1_000_000, "copies": 11}, "take at most 10,000,000 copies in all"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             Inserted(**options)
     with pytest.raises(ConfigurationError, match=r"there is no key data\.inserted\.count\. Known: copies, rec"):
         ImageDataModule("digits", inserted={"count": 3})  # type: ignore[arg-type]
-    with pytest.raises(ConfigurationError, match="GAN has no losses"):
+    with pytest.raises(ConfigurationError, match="not GAN: remove"):
         ended(tmp_path, "module=gan", "model=mlp_gan", "data.inserted.records=3", model=[])

@@ -26,13 +26,13 @@ REFUSED = """
 # numbers
 optimizer.lr=nan -> optimizer.lr must be a positive number, not nan
 strategy.noise_multiplier=much -> (strategy=none trains without privacy) or null, not 'much'
-schedule=step schedule.gamma=-1 -> schedule.gamma must be a number from 0 on, not -1
+schedule=step schedule.gamma=-1 -> schedule.gamma must be a number of at least 0, not -1
 +optimizer.weight_decay=[nan] -> optimizer.weight_decay must be a number, not [nan]
 trainer.max_steps=1.5 -> trainer.max_steps must be a positive whole number, or -1 for no limit, not 1.5
 trainer.max_steps=-1 -> no stopping criterion
-model.hidden=[0] -> a list in which each is a whole number from 1 on, not [0]
-seed=99999999999999999999999 -> seed must be a whole number from 0 on (below 2^32)
-run.checkpoint_every_n_steps=0 -> run.checkpoint_every_n_steps must be a whole number from 1 on
+model.hidden=[0] -> a list in which each is a whole number of at least 1, not [0]
+seed=99999999999999999999999 -> seed must be a whole number of at least 0 (below 2^32)
+run.checkpoint_every_n_steps=0 -> run.checkpoint_every_n_steps must be a whole number of at least 1
 data.expected_batch_size=0 -> expected_batch_size must lie between
 strategy.microbatch_size=7 -> microbatch_size=7 does not fit batches of 64 records
 schedule=cosine schedule.T_max=abc -> schedule.T_max must be a whole number
@@ -71,13 +71,13 @@ trainer.val_check_interval=5 -> added by a plus: +trainer.val_check_interval=...
 seed=0,1 -> To sweep over it, add --multirun
 seed=range(0,2) -> 'seed=range(0,2)' requires --multirun
 -m seed=0,1 hydra.job.name=a,b -> Sweeping over Hydra's configuration is not supported
-launcher=joblib -> launcher=joblib is for sweeps, and this is one run, made here: add -m
+launcher=joblib -> launcher=joblib is for sweeps, and this is a single run: add -m
 -m seed=range(0) -> the sweep has no job
--m optimizer.lr=interval(0.1,1) -> is for a sweeper that chooses: add hydra/sweeper=optuna
+-m optimizer.lr=interval(0.1,1) -> requires an optimizing sweeper: add hydra/sweeper=optuna
 OPTUNA hydra.sweeper.direction=up -> hydra.sweeper.direction must be minimize or maximize or a list
-OPTUNA objective=[val/accuracy,val/loss] -> one for each objective (val/accuracy, val/loss)
+OPTUNA objective=[val/accuracy,val/loss] -> a direction for each objective (val/accuracy, val/loss)
 OPTUNA hydra.sweeper.params=5 -> hydra.sweeper.params
-OPTUNA seed=0,1 data.val_size=0 -> only test data are there to measure it
+OPTUNA seed=0,1 data.val_size=0 -> these runs have only test data: hold out records
 objective=test/accuracy -> not on test data
 objective=val/accuracy -> needs records held out: set data.val_size
 # what Hydra and argparse cannot read
@@ -89,7 +89,7 @@ run.name=${nosuch.key} -> Interpolation key 'nosuch.key' not found
 # parts that do not go together
 experiment=digits_gan module=classifier -> there is no key module.discriminator_steps
 experiment=digits_gan model=mlp -> add model=mlp_gan or conv_gan
-experiment=digits_gan trainable=bias -> trainable: a GAN trains all of its two networks
+experiment=digits_gan trainable=bias -> trainable: a GAN trains both of its networks
 experiment=digits_gan schedule=cosine -> leave schedule=constant
 experiment=digits_gan module.generator_optimizer.lr=-1 -> generator_optimizer.lr must be a positive number
 optimizer=none -> ImageClassifier needs one: choose another optimizer than optimizer=none
@@ -148,7 +148,7 @@ def test_a_mode_that_wandb_does_not_know(monkeypatch: pytest.MonkeyPatch, capsys
 @pytest.mark.parametrize(("name", "what"), [("result.json", "{}")])
 def test_a_folder_with_files_of_ones_own(name: str, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path(name).write_text(what)
-    assert f"holds a {name} that is of no run of dpbench" in one_line(["train", *FEW, "hydra.run.dir=."], capsys)
+    assert f"holds a {name} that is damaged, or not of dpbench" in one_line(["train", *FEW, "hydra.run.dir=."], capsys)
     assert {path.name for path in Path().iterdir()} - {".lock"} == {name}
 
 
@@ -162,10 +162,10 @@ def test_an_error_of_the_system_is_one_line(
 
 
 OTHER_COMMANDS = """
-reproduce list foo -> list takes no further words
+reproduce list foo -> list takes no further arguments
 reproduce pyvacy/mnist --status trainer=foo -> there is no trainer=foo. Known: cpu
 reproduce pyvacy/mnist --status --replace -> --status writes nothing that --replace could overwrite
-reproduce nowhere.yaml -> nowhere.yaml is not there: name a definition
+reproduce nowhere.yaml -> nowhere.yaml is missing: name a definition
 resume FILE -> test_input.py is a file: name the folder of a run
 trian -> Did you mean train?
 account x --delta abc -> --delta
@@ -235,7 +235,7 @@ def test_a_sweeper_chooses_on_what_was_held_out() -> None:
     both = {**held_out, "objective": ["private/loss", "val/accuracy"]}
     assert objective.values_of(record, both) == [2, 0.5]
     objective.refuse_choice(both, ["minimize", "maximize"])
-    with pytest.raises(ConfigurationError, match=r"would choose the least val/accuracy: hydra.sweeper.direction"):
+    with pytest.raises(ConfigurationError, match=r"would minimize val/accuracy: set hydra.sweeper.direction"):
         objective.refuse_choice(both, ["minimize", "minimize"])
     for name, message in {"val/loss": "is not finite", "val/f1": "was not measured; .*val/accuracy"}.items():
         with pytest.raises(ConfigurationError, match=f"objective={name} {message}"):
@@ -249,5 +249,5 @@ def test_a_sweeper_chooses_on_what_was_held_out() -> None:
     ):
         config = {"data": data, "module": {"_target_": f"dpbench.modules.{module}"}}
         assert objective.objectives_of(config) == []
-        with pytest.raises(ConfigurationError, match="only test data are there"):
+        with pytest.raises(ConfigurationError, match="these runs have only test data"):
             objective.refuse_choice(config, ["maximize"])

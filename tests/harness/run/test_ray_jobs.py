@@ -32,7 +32,7 @@ def options(cpus: float = 1, gpus: float = 0, **resources: float) -> dict[str, A
 def test_a_job_that_a_node_has_room_for() -> None:
     for fits in (options(4), options(2, 1), options(0.5, 0.5)):
         assert _task_options(_Ray(), fits, None) == fits
-    with pytest.raises(ConfigurationError, match="CPU must be a number from 0 on"):
+    with pytest.raises(ConfigurationError, match="CPU must be a number of at least 0"):
         _task_options(_Ray(), options(-1), None)
 
 
@@ -41,7 +41,7 @@ def test_a_job_for_which_there_is_no_node(
     large: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    with pytest.raises(ConfigurationError, match="no node of the Ray cluster has what hydra.launcher asks for a job"):
+    with pytest.raises(ConfigurationError, match="no node of the Ray cluster has the resources of hydra.launcher"):
         _task_options(_Ray(), large, None)
     assert _task_options(_Ray(), large, "somewhere:6379") == large  # a cluster may grow
     assert "the sweep waits until one has" in caplog.text
@@ -53,7 +53,7 @@ def test_a_node_must_see_the_folder_and_have_the_code(tmp_path: Path) -> None:
         _Origin(tmp_path, seen, code_hash()).check("the node")
     seen.touch()
     _Origin(tmp_path, seen, code_hash()).check("the node")
-    with pytest.raises(ConfigurationError, match="the node has other code of dpbench"):
+    with pytest.raises(ConfigurationError, match="the node has another version of dpbench"):
         _Origin(tmp_path, seen, "0123456789abcdef").check("the node")
 
 

@@ -71,4 +71,4 @@ def test_a_checkpoint_that_lacks_something(change: dict[str, Any], message: str,
     state = torch.load(stopped.checkpoint, weights_only=False)
     torch.save({**state, **change}, stopped.checkpoint)
     err = one_line(stopped, MORE)
-    assert f"{RunFolder.checkpoint} is no checkpoint: restore a copy of" in err and message in err
+    assert f"{RunFolder.checkpoint} is not a checkpoint: restore a copy of" in err and message in err

@@ -92,7 +92,7 @@ def test_a_refused_run_takes_its_own_folder_away_only(one_second: Path) -> None:
     before = files_of(one_second)
     for words in ([], ["hydra.run.dir=mine"], ["hydra.run.dir=new"]):
         _, err = dpbench(one_second, "train", *TINY, "data.val_size=5000", *words, status=1)
-        assert "leaves nothing of 1437" in err  # found in the job, not before it
+        assert "leaves none of 1437" in err  # found in the job, not before it
     assert files_of(one_second) == before and before
     assert len(list(one_second.glob("outputs/*/*"))) == 1
     assert (one_second / "mine").exists() and not (one_second / "new").exists()

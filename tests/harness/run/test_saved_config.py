@@ -34,7 +34,9 @@ def test_a_run_of_another_version_is_read_and_not_resumed(schema: int | None, tm
     folder = RunFolder(tmp_path)
     write_config(Run(folder, {**CONFIG, "run": {"name": "x"} | ({"schema": schema} if schema else {})}))
     assert read_config(folder)["run"]["name"] == "x"
-    with pytest.raises(ConfigurationError, match=rf"begun by another version of dpbench \(run.schema is {schema}"):
+    with pytest.raises(
+        ConfigurationError, match=rf"started by an incompatible version of dpbench \(run.schema is {schema}"
+    ):
         require_resumable(folder)
 
 

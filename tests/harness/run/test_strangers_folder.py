@@ -64,7 +64,7 @@ def test_no_command_unpickles_what_a_checkpoint_holds(
     assert main(words.split()) == 1
     err = capsys.readouterr().err
     assert err.startswith("dpbench: error: ") and err.count("\n") == 1
-    assert f"{RunFolder.checkpoint} holds objects (posix.mkdir)" in err and "add --trust" in err
+    assert f"{RunFolder.checkpoint} contains objects (posix.mkdir)" in err and "Add --trust" in err
     main(["table", "given/run"])
     assert not mark.exists() and run.ledger.read_bytes() == ledger
     main([*words.split(), "--trust"])

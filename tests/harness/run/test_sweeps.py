@@ -45,14 +45,14 @@ def test_a_grid_ends_with_its_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "-m", *FEW, "optimizer.lr=0.1,1", "seed=3,4", "hydra.sweep.dir=grid"]) == 0
     shown = capsys.readouterr().out
     text = Path("grid/table.md").read_text()
-    assert text in shown and text.startswith(HEAD) and "The same table again: dpbench table grid --group-by" in text
+    assert text in shown and text.startswith(HEAD) and "Print this table again: dpbench table grid --group-by" in text
     own = [one["metrics"]["test/accuracy"] * 100 for one in results("grid") if one["config"]["optimizer"]["lr"] == 1]
     assert f"| {statistics.mean(own):.2f} ± {statistics.stdev(own):.2f} |" in text
     rows = pd.read_csv("grid/table.csv")
     assert rows["optimizer.lr"].tolist() == [0.1, 1] and rows["n"].tolist() == [2, 2]
     assert main(["account", "grid", "--json", "--selection", "geometric", "--mean-trials", "4"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert f"what all of them cost together: epsilon {facts['epsilon']:.3f} (RDP) at delta=0.0001" in text
+    assert f"publishing all of them: epsilon {facts['epsilon']:.3f} (RDP) at delta=0.0001" in text
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_runs_that_failed_are_named_and_the_others_shown(capsys: pytest.CaptureF
     few = [word for word in FEW if not word.startswith(("data.val_size", "strategy."))]
     assert main(["train", "-m", *few, *words]) == 1
     out, err = capsys.readouterr()
-    assert err.startswith("dpbench: error: data.val_size=5000 leaves nothing") and err.count("\n") == 1
+    assert err.startswith("dpbench: error: data.val_size=5000 leaves none of") and err.count("\n") == 1
     assert "| 100 | 1 |" in out
     assert "Choosing" not in out and "| inf | inf |" in out  # without privacy
 

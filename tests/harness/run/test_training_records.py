@@ -87,8 +87,8 @@ def test_a_resumed_run_measures_what_a_whole_one_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["diagnostics.training_records=0"], "a whole number from 1 on or null"),
-        (["module=gan", "model=mlp_gan"], "GAN has no measure"),
+        (["diagnostics.training_records=0"], "a whole number of at least 1 or null"),
+        (["module=gan", "model=mlp_gan"], "not GAN: remove"),
         (["+callbacks.stop._target_=pytorch_lightning.callbacks.EarlyStopping", f"+callbacks.stop.monitor={TRAINED}"],
          "EarlyStopping watches nonprivate/train_accuracy"),
     ],

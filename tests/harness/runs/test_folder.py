@@ -26,11 +26,11 @@ def test_finished_runs_are_found_at_any_depth_once_and_by_their_number(tmp_path:
 def test_a_folder_with_a_name_of_a_file_and_a_file_with_that_of_a_folder(tmp_path: Path) -> None:
     RunFolder(tmp_path).refuse_misplaced()
     (tmp_path / "wandb").touch()
-    with pytest.raises(ConfigurationError, match="wandb is a file, and a run has a folder there: move it away"):
+    with pytest.raises(ConfigurationError, match="wandb is a file instead of a folder: move it away"):
         RunFolder(tmp_path).refuse_misplaced()
     (tmp_path / "wandb").unlink()
     (tmp_path / "checkpoints/last.ckpt").mkdir(parents=True)
-    with pytest.raises(ConfigurationError, match="last.ckpt is a folder, and a run has a file there: move it away"):
+    with pytest.raises(ConfigurationError, match="last.ckpt is a folder instead of a file: move it away"):
         RunFolder(tmp_path).refuse_misplaced()
 
 

@@ -80,7 +80,7 @@ def accounted(capsys: pytest.CaptureFixture[str], run: Path, status: int) -> str
         (by_checkpoint, r".{9}\n\Z", "", "line 21 is cut off"),
         (by_checkpoint, '"noise_std":1.5', '"noise_std":15.0', "it was edited"),
         (by_result, '"delta":1e-05', '"delta":0.1', "it was edited"),
-        (by_partial_result, "0x1p0", "0x1p1", "of another run"),
+        (by_partial_result, "0x1p0", "0x1p1", "to another run"),
     ],
     ids=["cut", "cut off", "noise", "delta", "another run"],
 )
@@ -118,7 +118,7 @@ def test_results_that_are_older_than_the_hash(tmp_path: Path, capsys: pytest.Cap
     (tmp_path / "result.json").write_text(json.dumps(record))
     accounted(capsys, tmp_path, 0)
     rewrite(tmp_path, r".*\n\Z", "")
-    assert "19 releases of 20 that result.json counts" in accounted(capsys, tmp_path, 3)
+    assert "19 releases, and result.json counts 20" in accounted(capsys, tmp_path, 3)
 
 
 def test_a_run_whose_ledger_was_damaged_meanwhile_says_so(tmp_path: Path) -> None:
@@ -136,7 +136,7 @@ def test_an_epsilon_without_its_ledger_is_marked(tmp_path: Path) -> None:
     assert "ledger" not in intact.frame() and "not intact" not in intact.compare()
     (tmp_path / "ledger.jsonl").unlink()
     marked = RunTable.read([tmp_path])
-    assert marked.frame()["ledger"][0] == "ledger.jsonl is missing, of which result.json tells"
+    assert marked.frame()["ledger"][0] == "ledger.jsonl is missing, although result.json refers to it"
     assert "not intact" in marked.compare()
     with pytest.raises(ConfigurationError, match="No such file or directory; name the folder of a run"):
         find_ledgers([tmp_path / "nowhere"])

@@ -93,7 +93,7 @@ def attack_runs(
     unknown = set(signals) - set(SIGNALS)
     if unknown or not signals:
         raise ConfigurationError(
-            f"--signal must be of {', '.join(SIGNALS)}, not {', '.join(sorted(unknown)) or 'nothing'}."
+            f"--signal must be one or both of {', '.join(SIGNALS)}, not {', '.join(sorted(unknown)) or 'nothing'}."
         )
     table = RunTable.read(sources)
     for row in table.rows:

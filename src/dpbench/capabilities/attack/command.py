@@ -19,8 +19,8 @@ from dpbench.cli.arguments import (
 from dpbench.errors import ConfigurationError
 
 _ATTACK = """\
-Each record is a member of each run by a fair coin (data.membership=half), so that it is known who is to be recognized.
-With --train, all words are overrides of `dpbench train`, sweeps among them; the same command goes on where it stopped.
+Each record is a member of each run with probability 1/2 (data.membership=half), so that the members are known.
+With --train, all words are overrides of `dpbench train`, including sweeps; the same command continues where it stopped.
 
 examples:
   dpbench attack --train 16                                    digits, DP-SGD: train 16 runs, and attack them
@@ -34,7 +34,7 @@ exit status: 0 consistent, 3 an attack is above what a ledger allows.
 
 def add_parser(commands: Commands) -> None:
     """Add the command."""
-    summary = "Attack membership: who is recognized, and what epsilon allows."
+    summary = "Attack membership, and compare with what epsilon allows."
     parser = add_command(commands, "attack", summary, _attack, epilog=_ATTACK)
     parser.add_argument(
         "words",
@@ -58,7 +58,7 @@ def add_parser(commands: Commands) -> None:
         "--out",
         type=folder,
         metavar="FOLDER",
-        help="of the runs with --train, and of attack.png, attack.md and attack.json (default: that of the sweep)",
+        help="folder of the runs (--train) and of attack.png, attack.md, attack.json (default: that of the sweep)",
     )
     add_json(parser)
     add_config_dir(parser)

@@ -46,9 +46,7 @@ def train_runs(
             other settings, or `launch` refuses the words.
     """
     if runs < FEWEST_RUNS:
-        raise ConfigurationError(
-            f"an attack compares {FEWEST_RUNS} runs or more: --train {FEWEST_RUNS}, better 16 or 64."
-        )
+        raise ConfigurationError(f"--train must be at least {FEWEST_RUNS} (better 16 or 64), not {runs}.")
     for word in words:
         if key_of(word) in _DECIDED:
             raise ConfigurationError(
@@ -81,7 +79,7 @@ def train_or_go_on(cfg: DictConfig) -> list[float] | None:
     if run.begun:
         if config_hash(read_config(run)) != config_hash(build.plain(cfg)):
             raise ConfigurationError(
-                f"{run} holds a run of other settings: name another folder, --out FOLDER, or delete that one."
+                f"{run} holds a run with other settings: choose another folder (--out), or delete that one."
             )
         if run.finished:
             return None

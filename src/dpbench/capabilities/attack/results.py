@@ -19,7 +19,7 @@ PICTURE = FolderPicture(
     section="attack",
     title="Attack on membership",
     file="attack.png",
-    words="what dpbench attack recognized of the members, beside what the ledgers allow",
+    words="members that dpbench attack recognized, compared with what the ledgers allow",
 )
 """An entry point of `dpbench.pictures`."""
 FALSE_POSITIVE_RATES = (1e-3, 1e-2)

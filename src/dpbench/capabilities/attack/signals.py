@@ -91,7 +91,7 @@ def members_of(run: RunFolder, record: Mapping[str, Any], candidates: PrivateDat
     if recorded is not None and recorded != digest_of(members)[:16]:
         raise ConfigurationError(
             f"{run} had other members than its data and seed give now: the data have changed since it was trained. "
-            "Restore them, or train anew, --out another folder."
+            "Restore them, or train again in another folder (--out)."
         )
     return members
 
@@ -141,8 +141,8 @@ def _score_of(module: Any, signal: str) -> Callable[[Any], Tensor]:
         return lambda batch: module.realness(batch).double()
     if not hasattr(module, "losses"):
         raise ConfigurationError(
-            f"an attack compares losses of single records, and {type(module).__name__} has no losses(batch) for it, as "
-            "ImageClassifier has."
+            f"--signal loss requires a module with losses(batch), such as ImageClassifier: {type(module).__name__} has "
+            "none. Add it, or attack runs of another module."
         )
     if isinstance(module, ImageClassifier):
         # Not by the loss, which is 0 for records of which the network is sure.

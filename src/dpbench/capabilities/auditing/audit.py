@@ -83,15 +83,15 @@ class Audit:
     limits of measured values, hold with that confidence for all bounds and checks together (Bonferroni).
 
     Attributes:
-        claimed: ε of the ledger by RDP, as every run states it; nominal where it does not cover the lots.
-        sound: The tightest ε that covers the lots; None where none does.
+        claimed: ε of the ledger by RDP, as every run states it; nominal where it does not cover the batches.
+        sound: The tightest ε that covers the batches; None where none does.
         sound_by: The accountant that gives it.
         delta: δ of all.
         members: Number of canaries among the records.
         releases: Number of releases.
         confidence: The given confidence.
         bounds: Lower limits of ε.
-        checks: Checks of noise, sensitivity and lots.
+        checks: Checks of noise, sensitivity and batches.
         not_finite: Observations that were no finite numbers.
     """
 
@@ -131,7 +131,7 @@ class Audit:
     def shown(self) -> Bound | None:
         """The limit that stands for all where there is room for one: of the family or, where there is none, the next.
 
-        Which one depends on the lots alone: the largest of several would not hold with the confidence of each.
+        Which one depends on the batches alone: the largest of several would not hold with the confidence of each.
         """
         by_name = {bound.name: bound for bound in self.bounds if bound.epsilon is not None}
         for name in _SHOWN:
@@ -225,7 +225,7 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
     if len(ledger.releases) != scores.releases or not scores.releases:
         raise ConfigurationError(
             f"the ledger holds {len(ledger.releases)} releases and the canaries saw {scores.releases}: they are not of "
-            "one run, or the run went on without canaries; train again with them from the start."
+            "one run, or the run was continued without canaries; train again with them from the start."
         )
     if not scores.observations and scores.rounds is not None:
         raise ConfigurationError(
@@ -312,7 +312,7 @@ def _game_bound(sums: GameSums, family: Family, levels: Levels) -> Bound:
     name = "release game"
     assumes = "the family, batches as declared, independent noise"
     if not sums.ins or not sums.outs:
-        return Bound(name, assumes, why_not="nobody was drawn, or everybody")
+        return Bound(name, assumes, why_not="no canary was drawn, or every canary")
     if family.uncovered is not None:
         return Bound(name, assumes, why_not=family.uncovered)
     ratio = least_ratio(sums, levels.alone)

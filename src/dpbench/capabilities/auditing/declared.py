@@ -1,4 +1,4 @@
-"""Checks of declared noise, sensitivity and lots: two-sided, by an auditor who knows which canaries were drawn."""
+"""Checks of declared noise, sensitivity and batches: two-sided, by an auditor who knows which canaries were drawn."""
 
 from __future__ import annotations
 
@@ -159,16 +159,16 @@ def chi_squared_p_value(squares: float, freedom: float) -> float:
 
 
 def participation(scores: Scores) -> dict[str, Check | None]:
-    """Test how often canaries were drawn, where lots are declared to be drawn independently of each other.
+    """Test how often canaries were drawn, where batches are declared to be drawn independently of each other.
 
     Args:
         scores: The observations.
 
     Returns:
         Test by name; None where there is nothing to test. "rate" is the exact binomial test (which is conservative
-        where rates differ, and for lots of a fixed size). "dispersion" is the variance of the number of lots that a
-        canary was in over that of independent lots at the measured rate, by a χ² distribution with the mean and
-        variance of that index.
+        where rates differ, and for batches of a fixed size). "dispersion" is the variance of the number of batches
+        that a canary was in over that of independent batches at the measured rate, by a χ² distribution with the mean
+        and variance of that index.
     """
     return {"rate": _rate(scores), "dispersion": _dispersion(scores)}
 
@@ -236,7 +236,7 @@ def statistics_noise(probes: Probes) -> Check | None:
 
 
 def lot_sizes(probes: Probes) -> Check | None:
-    """Test the variance of the size of lots, over the declared one.
+    """Test the variance of the size of batches, over the declared one.
 
     By a χ² distribution with the mean and variance of that index. Lots of a fixed size have no other size.
 

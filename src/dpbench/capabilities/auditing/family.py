@@ -37,7 +37,7 @@ class Family:
         delta: δ.
 
     Attributes:
-        accountant: Accountant of ε: "pld" or, where that does not cover the lots or ε is above 90, "rdp"; None where
+        accountant: Accountant of ε: "pld" or, where that does not cover the batches or ε is above 90, "rdp"; None where
             neither covers them.
         uncovered: None, or why there are no trade-off curves.
     """
@@ -59,7 +59,7 @@ class Family:
         return None if self.kinds_not_covered("rdp") else "rdp", reason
 
     def kinds_not_covered(self, accountant: str) -> list[str]:
-        """Kinds of lots that an accountant does not cover."""
+        """Kinds of batches that an accountant does not cover."""
         covers = ACCOUNTANTS[accountant].covers
         kinds = {sampling.kind: sampling for sampling, _ in self.events}
         return [kind for kind, sampling in kinds.items() if not covers(sampling)]
@@ -88,7 +88,7 @@ class Family:
         """ε of the releases with all noise scaled by a factor, which is cut to [10⁻³, 10³].
 
         By the accountant of the ledger, but by RDP where that does not compute so large an ε. Infinite where no
-        accountant covers the lots.
+        accountant covers the batches.
         """
         scale = min(max(scale, LEAST_SCALE), MOST_SCALE)
         if self.accountant is None:
@@ -101,7 +101,7 @@ class Family:
         """Trade-off curve of the releases with all noise scaled by a factor.
 
         Raises:
-            ConfigurationError: Privacy loss distributions do not cover the lots.
+            ConfigurationError: Privacy loss distributions do not cover the batches.
         """
         if self.uncovered is not None:
             raise ConfigurationError(f"there is no trade-off curve: {self.uncovered}.")
@@ -140,12 +140,12 @@ class Family:
 
 
 def reached(ledger: Ledger, family: Family) -> Family:
-    """A family of which each member's ε is reached by a pair of neighbors: a run's own or, for fixed lots, Poisson's.
+    """A family with every ε reached by a pair of neighbors: the run's own or, for batches of a fixed size, Poisson's.
 
-    Of lots of a fixed size the accountant, RDP, gives an upper bound only. Where the gradients of all other records (or
-    microbatches) are at −C, and one at C is replaced by one at −C, a sum tells whether that one was drawn: Poisson's
-    pair at the lots' rate, with the same sensitivity. The statistics of a release beside its gradients, many of which
-    no replacement moves by all that is declared, are left out (to ignore them is post-processing).
+    For batches of a fixed size the accountant, RDP, gives an upper bound only. Where the gradients of all other records
+    (or microbatches) are at −C, and one at C is replaced by one at −C, a sum tells whether that one was drawn:
+    Poisson's pair at the batches' rate, with the same sensitivity. Statistics released with the gradients, many of
+    which no replacement moves by all that is declared, are left out (to ignore them is post-processing).
 
     Args:
         ledger: Ledger of the run.

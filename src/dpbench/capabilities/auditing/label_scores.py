@@ -39,7 +39,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
         DPBenchError: The run is no classifier, or its files are damaged, or are not trusted.
     """
     config = read_config(run)
-    refusal = "is no classifier, and only those learn labels: train one, module=classifier."
+    refusal = "is not a classifier, and has no labels to audit: train with module=classifier."
     require_module(run, config, ImageClassifier, refusal)
     checkpoint = final_checkpoint(run, trust)
     # Copies of one record are no independent canaries: records that were inserted are left out.

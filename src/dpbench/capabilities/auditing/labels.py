@@ -73,7 +73,7 @@ def audit_labels(
 
     Raises:
         ConfigurationError: The confidence is out of range, the ledger is of other records, there are too few, or its
-            lots have no trade-off curve.
+            batches have no trade-off curve.
     """
     levels = Levels.of(confidence, tests=1)
     header = ledger.header
@@ -81,8 +81,8 @@ def audit_labels(
     trained_on = len(scores.members) + scores.left_out
     if header.population != trained_on or not ledger.releases:
         raise ConfigurationError(
-            f"the ledger is of {len(ledger.releases)} releases of {header.population} records and the data set holds "
-            f"{trained_on}: they are not of one run."
+            f"the ledger has {len(ledger.releases)} releases on {header.population} records, and the data set contains "
+            f"{trained_on}: they are not from the same run."
         )
     if few < _FEWEST:
         raise ConfigurationError(f"{few} training or test images are too few for an audit: make {_FEWEST} or more.")
@@ -91,8 +91,8 @@ def audit_labels(
     uncovered = family.kinds_not_covered("pld")
     if uncovered:
         raise ConfigurationError(
-            f"labels are compared with a trade-off curve, and {uncovered[0]} batches have none: audit by canaries, "
-            "audit=gradient_canaries, or draw data.sampling=poisson."
+            f"labels are compared with a trade-off curve, and {uncovered[0]} batches have none: train with canaries "
+            "(audit=gradient_canaries) or with data.sampling=poisson."
         )
     values = np.concatenate([scores.members, scores.others])
     member = np.arange(len(values)) < len(scores.members)

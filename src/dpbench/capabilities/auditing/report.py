@@ -39,7 +39,7 @@ PICTURE = FolderPicture(
 """An entry point of `dpbench.pictures`."""
 VERDICTS = {
     Verdict.VIOLATED: "a lower bound is above the sound epsilon: mechanism or ledger is wrong",
-    Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but what was done is not what was declared",
+    Verdict.NOT_AS_DECLARED: "no bound is above the sound epsilon, but the mechanism is not as declared",
     Verdict.CONSISTENT: f"nothing contradicts the claim; {NO_PROOF}",
 }
 """Meaning of each verdict."""

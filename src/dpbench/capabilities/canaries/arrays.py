@@ -24,7 +24,7 @@ def _array(values: Any, dtype: type, kinds: str, words: str) -> NDArray[Any]:
     """
     array = np.array(values)
     if array.dtype.kind not in kinds or not np.isfinite(array).all():
-        raise ValueError(f"holds something else than {words}")
+        raise ValueError(f"must contain only {words}")
     return array.astype(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Canaries: made-up records with vectors that join each lot, and their observation in the release.
+"""Canaries: artificial records with vectors that are added to batches, and their observation in the release.
 
 A canary is a row of per-record vectors, never an example: a spike far beyond the bound at coordinates of its own, in
 every group that is clipped. It is drawn by the run's own sampling and goes through the run's own transform, clipping,
@@ -48,12 +48,12 @@ _FEWEST = 20  # below, no bound says anything
 
 @dataclass(frozen=True)
 class GradientCanaries(Audit):
-    """How a training is audited: by canaries that are vectors, not examples; see `Canaries`.
+    """Options of an audit by canaries that are vectors, not examples; see `Canaries`.
 
     The population of an audited run counts the canaries, and its model has learned from them: train again without.
 
     Attributes:
-        canaries: Number of canaries; each exists by the flip of a coin. None: 2,000, or as many as there is room for.
+        canaries: Number of canaries, each included with probability 1/2. None: 2,000, or as many as there is room for.
         seed: Seed of coins and coordinates; None takes the operating system's entropy.
 
     Raises:
@@ -148,8 +148,8 @@ class Canaries:
         requested: Number of canaries; None: the default, or as many as there is room for.
         key: Key of coins and coordinates, the same on all processes.
         releases: Release engine of the training.
-        lots: Lots of the training. Where neighbors differ in the content of a record, a canary that does not exist is
-            there with the opposite sign.
+        lots: Batches of the training. Where neighbors differ in the content of a record, a canary that is not a member
+            is present with the opposite sign.
         trained: Parameters that are updated.
 
     Attributes:
@@ -245,7 +245,7 @@ class Canaries:
         self.sums.rounds = Rounds.beginning(noise.whitening, sampling.cycle, group)
 
     def _slots(self, group: VectorGroup, sizes: Sequence[int]) -> list[int]:
-        """How many canaries have room in each parameter of a group, with coordinates of their own."""
+        """Number of canaries with room in each parameter of a group, at coordinates of their own."""
         return [sizes[parameter] // self._coordinates for parameter in group.parameters]
 
     def _number(
@@ -254,7 +254,7 @@ class Canaries:
         population: int,
         room: int,
     ) -> int:
-        """How many canaries there are.
+        """Number of canaries.
 
         Args:
             requested: Number that the user asked for; None: the default, or as many as there is room for.
@@ -320,7 +320,7 @@ class Canaries:
         return in_lot
 
     def insert(self, mechanism: Mechanism, release: int) -> None:
-        """Add the canaries of a lot to its sums, before its noise; note the sums of all other records.
+        """Add the canaries of a batch to its sums, before its noise; note the sums of all other records.
 
         Args:
             mechanism: The mechanism, with this process's sums of all other records.
@@ -361,14 +361,14 @@ class Canaries:
             )
 
     def _sign_move(self, bound: float) -> float:
-        """How far a spike moves a sum of signs, which are as long as it has coordinates."""
+        """Distance by which a spike moves a sum of signs, which are as long as it has coordinates."""
         coordinates = float(self._coordinates)
         length = torch.tensor([coordinates], dtype=torch.float64).sqrt()
         contribution = self._releases.recipe.contributions(length, bound)
         return float(contribution)
 
     def _length(self, bound: float) -> float:
-        """Of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
+        """Length of a spike that moves a sum by the bound, in bounds; a normalized one has to be far longer than γ."""
         contributions = self._releases.recipe.contributions(_LENGTHS * bound, bound)
         suffices = contributions >= _WHOLE * bound
         if not suffices.any():

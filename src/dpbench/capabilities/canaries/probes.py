@@ -25,7 +25,7 @@ class Probes(Sums):
         records: Number of records with a part in a sum that was measured alone.
         largest: Largest norm of such a part over its bound; 1 where none is larger.
         difference: Largest distance of a sum of records from their parts, in bounds over the root of their number.
-        surplus: Most summands of a lot beyond its records.
+        surplus: Most summands of a batch beyond its records.
     """
 
     statistics: int = 0
@@ -45,7 +45,7 @@ class Probes(Sums):
         self.statistics_squared += _cut(squared)
 
     def add_size(self, size: int, mean: float, cumulants: tuple[float, float]) -> None:
-        """Add the size of a lot, with its declared mean, and second and fourth cumulants."""
+        """Add the size of a batch, with its declared mean, and second and fourth cumulants."""
         variance, fourth = cumulants
         self.lots += 1
         self.size_squared += (size - mean) ** 2
@@ -53,7 +53,7 @@ class Probes(Sums):
         self.size_cumulant += fourth
 
     def add_records(self, records: int, largest: float, difference: float, surplus: int) -> None:
-        """Add the measurements of a lot's records."""
+        """Add the measurements of a batch's records."""
         self.records += records
         # Within tolerance nothing is kept; NaN is beyond any.
         if not largest <= 1 + RECORD_TOLERANCE:

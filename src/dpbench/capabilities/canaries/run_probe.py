@@ -1,7 +1,7 @@
 """Measurements in an audited run that canaries do not show: how its own records are clipped, summed and counted.
 
-Canaries are vectors; a mechanism may treat the gradients of records in another way. So in some lots the part of single
-records in the sums is measured by itself, against the bound, and all parts together are compared with the sum.
+Canaries are vectors; a mechanism may treat the gradients of records in another way. So in some batches the part of
+single records in the sums is measured by itself, against the bound, and all parts together are compared with the sum.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _BEYOND = 1e12  # in bounds; also in the type of the sums, in which processes ad
 class RunProbe:
     """The measurements of one training, release by release.
 
-    Some lots are looked at record by record: of the first ones most, later about two each time their number doubles.
+    Some batches are looked at record by record: of the first ones most, later about two each time their number doubles.
     Which ones is a function of the key, so that nothing in a mechanism falls between them for certain. Statistics and
-    sizes are those of all lots.
+    sizes are those of all batches.
 
     Args:
-        key: Chooses lots, the same on all processes.
+        key: Chooses batches, the same on all processes.
         sums: Sums of the measurements.
-        lots: Lots of the training.
-        processes: All of this training.
+        lots: Batches of the training.
+        processes: All processes of this training.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class RunProbe:
         gradients: Sequence[ParameterGradients],
         norms: Tensor,
     ) -> None:
-        """Measure some records of a piece of a lot alone, and its sum, as an observer of `ReleaseEngine`."""
+        """Measure some records of a piece of a batch alone, and its sum, as an observer of `ReleaseEngine`."""
         if not self._due:
             return
         records = len(gradients[0].squared_norms())
@@ -99,7 +99,7 @@ class RunProbe:
         self._measured[2:] = torch.maximum(self._measured[2:], worst)
 
     def before_noise(self, mechanism: Mechanism, release: int) -> None:
-        """Note the sums of a lot, its canaries included, before noise is added."""
+        """Note the sums of a batch, its canaries included, before noise is added."""
         sampling = mechanism.plan.sampling
         cumulants = sampling.lot_size_cumulants
         if cumulants is not None:
@@ -165,7 +165,7 @@ def _part(
 
 @lru_cache(maxsize=4)
 def is_looked_at(key: int, release: int) -> bool:
-    """Return whether the lot of a release is looked at: with a probability of 2 / (number + 1), by a key."""
+    """Return whether the batch of a release is looked at: with a probability of 2 / (number + 1), by a key."""
     seeds = keyed_sequence((key, Stream.AUDIT, release))
     rng = np.random.default_rng(seeds)
     number = rng.random() * (release + 1)

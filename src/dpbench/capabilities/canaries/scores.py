@@ -65,7 +65,7 @@ def log_likelihood_ratio(
 
 
 class LotSums(Sums):
-    """Sums over the releases of the declarations on lots.
+    """Sums over the releases of the declarations on batches.
 
     Attributes:
         mean: Σ q: how often a canary is drawn on average.
@@ -114,7 +114,7 @@ class Scores(Sums):
     Attributes:
         member: (m,) whether the canary was among the records: a fair coin each.
         llr: (m,) `log_likelihood_ratio` of the observations, summed over the releases.
-        drawn: (m,) number of lots with the canary.
+        drawn: (m,) number of batches with the canary.
         releases: Number of releases.
         replace_one: True if drawn non-members move the sum the other way.
         reach: Share of the declared sensitivity by which a canary moves the sum.
@@ -123,7 +123,7 @@ class Scores(Sums):
         residuals: Residuals of the noise, whitened if it is correlated; None in files of earlier versions, and in runs
             that began with one.
         probes: Measurements of the run other than canaries; nothing in files of earlier versions.
-        rounds: If lots hold records of one group each, the rounds in which a canary is observed once; all above
+        rounds: If batches hold records of one group each, the rounds in which a canary is observed once; all above
             (except `releases` and the noise) is of these observations. None: of each release.
     """
 
@@ -177,8 +177,8 @@ class ScoreSums:
 
     Attributes:
         seen: The sums so far; `scores` gives them with the rounds.
-        rounds: Makes one observation of the releases of a round, where lots hold records of one group each; set before
-            the first release. None: each release is one.
+        rounds: Combines the releases of a round to one observation, where batches hold records of one group each; set
+            before the first release. None: each release is one.
     """
 
     def __init__(self, member: Flags, replace_one: bool = False, reach: float = 1.0) -> None:
@@ -200,9 +200,9 @@ class ScoreSums:
             observed: (m,) projection of the noised sum on the canary's direction, without the share of all other
                 records, over the declared sensitivity. Non-finite numbers count as zero, or as a million if they have a
                 sign; so do larger numbers.
-            drawn: (m,) whether the canary was in the lot; a non-member only with `replace_one`.
+            drawn: (m,) whether the canary was in the batch; a non-member only with `replace_one`.
             noise_multiplier: Declared standard deviation of the noise on `observed`.
-            sample_rate: Declared probability of being drawn, in lots of a canary's own group where there are groups.
+            sample_rate: Declared probability of being drawn, in batches of a canary's own group where there are groups.
         """
         seen = self.seen
         seen.not_finite += int((~np.isfinite(observed)).sum())

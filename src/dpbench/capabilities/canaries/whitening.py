@@ -3,7 +3,7 @@
 With noise n = C⁻¹w, C lower triangular, banded and Toeplitz, an auditor looks at C·(releases): there the noise is w,
 independent from step to step, and a record that takes part in step t moves b steps by c_0 x, ..., c_{b−1} x. Projected
 on c, which has norm 1, these b steps are one observation with the declared sensitivity and noise. A record takes part
-once in b steps at most, so that its observations share no step and are as independent as those of Poisson lots.
+once in b steps at most, so that its observations share no step and are as independent as those of Poisson batches.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Rounds(Sums):
 
         Args:
             observed: (m,) observation of each canary.
-            drawn: (m,) whether it was in the lot.
+            drawn: (m,) whether it was in the batch.
 
         Returns:
             Observations (m,) of a round, one of each canary, and the mask of those drawn in it, if a round is complete.

@@ -61,7 +61,7 @@ def nominal_noise_multiplier(setting: TrainingSetting, tensors: int) -> float:
 
 
 def epsilon_lower_bound(setting: TrainingSetting) -> float:
-    """A lower bound of the ε that Poisson lots and Gaussian noise spend at δ: each privacy loss is rounded down.
+    """A lower bound of the ε that Poisson batches and Gaussian noise spend at δ: each privacy loss is rounded down.
 
     Args:
         setting: Noise multiplier, rate, number of steps and δ.

@@ -37,7 +37,7 @@ class Banded:
 
     def __post_init__(self) -> None:
         if type(self.bands) is not int or self.bands < 1:
-            raise ConfigurationError(f"bands must be a whole number from 1 on, not {self.bands!r}.")
+            raise ConfigurationError(f"bands must be a whole number of at least 1, not {self.bands!r}.")
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -105,11 +105,11 @@ def _relative_stds(coefficients: tuple[float, ...], steps: int) -> NDArray[np.fl
 class BandedNoise(Noise):
     """n_t = (w_t − Σ_{k=1}^{b−1} c_k n_{t−k}) / c_0, where w_t is a function of the key of step t.
 
-    Guarantee: with lots that hold a record at most once in b steps, a record moves the whitened releases C·(releases)
-    by c_0 x, ..., c_{b−1} x in b steps that no other participation of it touches, and so by at most S‖c‖₂ = S each time
-    that it takes part, adaptively chosen sums included (Denisov et al. 2022; Choquette-Choo et al. 2023).
-    Each participation costs as much as with independent noise of multiplier z. A prefix of the steps is the leading
-    submatrix.
+    Guarantee: with batches that hold a record at most once in b steps, a record moves the whitened releases
+    C·(releases) by c_0 x, ..., c_{b−1} x in b steps that no other participation of it touches, and so by at most
+    S‖c‖₂ = S each time that it takes part, adaptively chosen sums included (Denisov et al. 2022; Choquette-Choo et al.
+    2023). Each participation costs as much as with independent noise of multiplier z. A prefix of the steps is the
+    leading submatrix.
 
     The recursion is carried out in the precision of the sums: C·n differs from w by 10^-7 of it, a function of earlier
     noise alone, so that a record's shift is off by as little. A release is the sum plus n_t, in float64, rounded to the
@@ -135,7 +135,7 @@ class BandedNoise(Noise):
         return self.bands - 1
 
     def multiplier(self, step: int) -> float:
-        """Z."""
+        """Noise multiplier z."""
         return self.noise_multiplier
 
     def relative_std(self, step: int) -> float:
@@ -151,7 +151,7 @@ class BandedNoise(Noise):
 
     @property
     def independent(self) -> bool:
-        """Never."""
+        """False: the noise of a step depends on that of earlier ones."""
         return False
 
     def init(self, size: int) -> _Cache:
@@ -190,7 +190,7 @@ class BandedNoise(Noise):
 
         Args:
             rows: Rows of the cache.
-            total: Like which the noise is.
+            total: Tensor with the shape and device of the noise.
             step: Step of the noise.
             key: Key of the step.
 

@@ -28,7 +28,7 @@ class StatedBanded(StatedNoise, frozen=True):
     def _has_sensitivity_of_one(self) -> StatedBanded:
         norm = math.hypot(*self.coefficients)
         if not self.coefficients[0] > 0 or norm > 1 + ROUNDING:
-            raise ValueError(f"coefficients must begin above 0 and have a norm of 1 at most, not {norm:.10g}")
+            raise ValueError(f"the first of coefficients must be positive and their norm at most 1, not {norm:.10g}")
         return self
 
     @property

@@ -49,15 +49,15 @@ from dpbench.session.executor import Executor, SessionParts
 
 _MOST = 8
 """Recordings: one for each state of a module; batches of further states are carried out as they are."""
-_EAGER = "executor=graph: batches are carried out eagerly, because {reason}. (A graph repeats kernels, and no Python.)"
+_EAGER = "executor=graph: batches run eagerly, because {reason}."
 _COMPARISONS = 3
 """Lots, at least, that are made without padding, too: the first ones."""
 _CLOSE = 1e-3
 """Largest relative difference of sums that rounding explains."""
 _OTHER_SUMS = (
-    "a replayed batch had different sums from an eager one (they differ by {gap:.2g} of their norm): the step depends "
-    "on padding, which masks_padding denies, or on something undetected, whose old value batches since the last "
-    "comparison used; use executor=eager for correct training"
+    "a replayed batch had other sums than an eager one (difference: {gap:.2g} of the norm): the step depends on "
+    "padding, although the module states masks_padding, or on a value that changed unnoticed; batches since the last "
+    "comparison used its old value; train again with executor=eager"
 )
 
 
@@ -95,7 +95,7 @@ def graphs(options: str) -> Graphs:
 
 
 class Graphs(Executor):
-    """Records the sums of a lot, and repeats them for others.
+    """Records the sums of a batch, and repeats them for others.
 
     Guarantee: that of the session. A record moves the sums as it does eagerly: the same operations are carried out.
     """
@@ -138,7 +138,7 @@ class Graphs(Executor):
         self._forget()
 
     def step(self, step: TrainingStep) -> TrainingStep:
-        """Repeat a recording of the lot, where there is one."""
+        """Repeat a recording of the batch, where there is one."""
 
         @functools.wraps(step)
         def repeated(batch: Any, *arguments: Any, **options: Any) -> Any:
@@ -170,7 +170,7 @@ class Graphs(Executor):
         return repeated
 
     def backward(self, backward: Callable[..., None]) -> Callable[..., None]:
-        """Add the sums of a lot that was repeated: once, as a backward pass would."""
+        """Add the sums of a batch that was repeated: once, as a backward pass would."""
         self._backward = backward
 
         def added(loss: Tensor, *arguments: Any, **options: Any) -> None:
@@ -282,7 +282,7 @@ class Graphs(Executor):
         device = self.training.device
         leaves, structure = tree_flatten(batch)
         if not all(isinstance(leaf, Tensor) and leaf.device == device for leaf in leaves):
-            self._go_eager("a batch holds other things than tensors on the model's device, which Python reads")
+            self._go_eager("a batch contains values that are not tensors on the model's device")
             return None
         room = self._repeatable.padded_rows
         rows = next((len(leaf) for leaf in leaves if leaf.dim()), 0)
@@ -335,11 +335,11 @@ class Graphs(Executor):
         elif not masks_padding(self.training.module):
             reason = "the class of training_step does not state masks_padding = True"
         elif not isinstance(source, RepeatableSums):
-            reason = f"{type(source).__name__} make their sums by Python"
+            reason = f"{type(source).__name__} compute sums in Python"
         elif source.obstacle is not None:
             reason = source.obstacle
         elif releases.recipe.adaptation is not None or releases.mechanism.training_plan.bound_factors:
-            reason = "the clipping bound moves from batch to batch"
+            reason = "the clipping bound changes from batch to batch"
         elif releases.observers:
             reason = "records are looked at one by one (diagnostics, an audit)"
         if reason is not None:

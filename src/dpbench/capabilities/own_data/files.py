@@ -115,7 +115,7 @@ def load_table(
     train, test_users, test = _split(partial(read_user_table, **{"user": None, **reading}), root, options, held_out_by)
     if options.features is None and isinstance(train.examples, Rows) and train.examples.tensors[0].dim() == 1:
         raise ConfigurationError(
-            f"{options.path} has columns of single numbers: say which are the input together, and which is the target: "
+            f"{options.path} has only columns of single numbers: name the input columns and the target, such as "
             "data.options.features=[[age, height], label]."
         )
     return UserData(train, test, _model_options(train.examples, test, options), test_users=test_users)
@@ -183,7 +183,7 @@ def _split(
 
 def _training_file(root: Path, path: str | None) -> Path:
     if path is None:
-        raise ConfigurationError("data.options.path must say which file the training data are in.")
+        raise ConfigurationError("data.options.path is missing: set it to the file of the training data.")
     return find_file(root, path)
 
 

@@ -73,8 +73,8 @@ def read_frame(
         features = [name for name in frame.columns if name != user]
     if isinstance(features, str) or not features or not all(features):
         raise ConfigurationError(
-            "features must be the names of one feature or more beside the user's, and of one column or more in a "
-            f"list, not {features!r}."
+            "features must name at least one feature other than the user, and at least one column in each list, "
+            f"not {features!r}."
         )
     if user is None:
         owners: Any = names or names_of_rows(frame)
@@ -147,7 +147,9 @@ def _scaled(frame: pd.DataFrame, name: str, ends: Sequence[float], where: str) -
     """The table with a range of a column made [-1, 1]."""
     low, high = ends
     if not low < high:
-        raise ConfigurationError(f"ranges: the range of {name!r} must go up, not from {low:g} to {high:g}.")
+        raise ConfigurationError(
+            f"ranges: the first end of {name!r} must be below the second, not [{low:g}, {high:g}]."
+        )
     # Clipped at the public range: a largest value of the data would tell of one row.
     scaled = (np.clip(_numbers(frame, name, where), low, high) - low) / (high - low) * 2 - 1
     return frame.assign(**{name: scaled})
@@ -158,7 +160,7 @@ def _numbered(frame: pd.DataFrame, name: Any, classes: Sequence[str], where: str
     if len(set(classes)) < len(classes):
         raise ConfigurationError(f"classes= names a class twice: {list(classes)}.")
     if not isinstance(name, str):
-        raise ConfigurationError(f"classes= are the words of the last feature, which is no column: {name!r}.")
+        raise ConfigurationError(f"classes= requires a single column as the last feature, not {name!r}.")
     words = _values(frame, name, where).astype(str)
     numbers = words.map({word: number for number, word in enumerate(classes)})
     if numbers.isna().any():
@@ -235,7 +237,9 @@ def _not_numeric(frame: pd.DataFrame, name: str, where: str) -> DataError:
 def _images(column: NDArray[Any], layout: str, subject: str) -> NDArray[Any]:
     """Images as float32 (N, C, H, W)."""
     if column.ndim != (3 if layout == "gray" else 4):
-        raise DataError(f"{subject} is no image ({layout}): {column.shape[1:]}; give its shape in features.")
+        raise DataError(
+            f"{subject} has shape {column.shape[1:]}, which is not an image ({layout}): give its shape in features."
+        )
     if column.dtype.kind != "f":
         column = np.divide(column, 255, dtype=np.float32)  # no detour by float64, of twice the size
     if layout == "channels_last":
@@ -274,7 +278,7 @@ def _labeled_texts(
     labels = columns[last]
     if isinstance(labels, list) or labels.dtype != np.int64 or labels.ndim != 1:
         raise DataError(
-            f"{where}: feature {last!r} is no label: number the classes, from 0 on, and name the texts before."
+            f"{where}: feature {last!r} is not a label: number the classes from 0, and name the texts before the label."
         )
     texts = [_require_texts(columns, name, where) for name in names]
     joined = map(" ".join, zip(*texts, strict=True))
@@ -284,5 +288,5 @@ def _labeled_texts(
 def _require_texts(columns: Mapping[str, Column], name: str, where: str) -> list[str]:
     column = columns[name]
     if not isinstance(column, list):
-        raise DataError(f"{where}: feature {name!r} is no text.")
+        raise DataError(f"{where}: feature {name!r} is not text.")
     return column

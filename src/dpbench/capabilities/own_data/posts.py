@@ -47,7 +47,7 @@ def read_posts(path: str | Path) -> Iterator[Post]:
             events = ElementTree.iterparse(file, events=("start", "end"))
             _, root = next(events)
             if root.tag != "posts":
-                raise DataError(f"{path} is no Posts.xml: it begins with <{root.tag}>, not with <posts>.")
+                raise DataError(f"{path} is not a Posts.xml: it begins with <{root.tag}>, not with <posts>.")
             for event, row in events:
                 if event == "end" and row.tag == "row":
                     yield _post(row, number, path)

@@ -75,7 +75,7 @@ def load_tags(
         noise_batch=partial(tag_noise, num_features=num_features, num_tags=height),
         attribution=(
             f"questions of {path or f'{site}.stackexchange.com'} (Stack Exchange data dump) by their authors, "
-            "licensed CC BY-SA (3.0 what was posted until May 2018, 4.0 what came after)."
+            "licensed CC BY-SA (3.0 for posts until May 2018, 4.0 for later ones)."
         ),
     )
 

@@ -77,5 +77,5 @@ def _object(line: str, words: Sequence[str]) -> dict[str, Any]:
     """The object of a line of JSON, with texts in some columns."""
     row = json.loads(line)
     if not isinstance(row, dict):
-        raise ValueError(f"a line is no object: {line[:60]}")
+        raise ValueError(f"a line is not an object: {line[:60]}")
     return {name: str(value) if name in words and value is not None else value for name, value in row.items()}

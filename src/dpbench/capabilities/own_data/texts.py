@@ -67,7 +67,9 @@ class BagsOfWords(InBatches):
 
     def __init__(self, features: csr_matrix, targets: csr_matrix) -> None:
         if features.shape[0] != targets.shape[0]:
-            raise ConfigurationError(f"{features.shape[0]} texts have the tags of {targets.shape[0]}.")
+            raise ConfigurationError(
+                f"features and targets differ in length: {features.shape[0]} texts, tags of {targets.shape[0]}."
+            )
         self.features = features
         self.targets = targets
 

@@ -27,10 +27,10 @@ def add_parser(commands: Commands) -> None:
         epilog=_EPILOG,
     )
     add = parser.add_argument
-    add("--out", type=file, required=True, metavar="FILE", help="file of the weights")
-    add("--device", default="cpu", help="of torch: cpu (default), cuda")
-    add("--steps", type=integer, default=2500, metavar="N", help="steps of the training (default: 2500)")
-    add("--seed", type=integer, default=0, help="seed of images, views and first weights (default: 0)")
+    add("--out", type=file, required=True, metavar="FILE", help="file for the weights")
+    add("--device", default="cpu", help="torch device: cpu (default) or cuda")
+    add("--steps", type=integer, default=2500, metavar="N", help="training steps (default: 2500)")
+    add("--seed", type=integer, default=0, help="seed of images, views and initial weights (default: 0)")
 
 
 def _pretrain(options: argparse.Namespace) -> Answer:

@@ -204,7 +204,7 @@ def load(path: Path) -> Prior:
         ConfigurationError: It is missing, or something else.
     """
     if not path.is_file():
-        raise ConfigurationError(f"data.prior={path} is no file: train it with dpbench pretrain --out {path}.")
+        raise ConfigurationError(f"data.prior={path} is not a file: train it with dpbench pretrain --out {path}.")
     stat = path.stat()
     return _load(path, stat.st_mtime_ns, stat.st_size)
 
@@ -221,9 +221,9 @@ def _load(path: Path, changed: int, size: int) -> Prior:
         weights = state["network"]
     except Exception as error:
         # PyTorch's own words on a file that is torn are a paragraph on its archive's format.
-        raise ConfigurationError(f"{path} is damaged, or no file of dpbench pretrain: train it again.") from error
+        raise ConfigurationError(f"{path} is damaged, or not from dpbench pretrain: train it again.") from error
     if not is_prior:
-        raise ConfigurationError(f"{path} is of another version of dpbench pretrain: train it again.")
+        raise ConfigurationError(f"{path} is from another version of dpbench pretrain: train it again.")
     with torch.device("meta"):  # draws no first weights
         network = Extractor(settings.width)
     network.load_state_dict(weights, assign=True)

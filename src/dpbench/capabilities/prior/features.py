@@ -45,13 +45,13 @@ def _prior(root: Path, file: str, sha256: str | None) -> Prior:
     prior = load(path)
     if sha256 is None:
         raise ConfigurationError(
-            "data.prior_sha256=null would let a run go on with another file of data.prior: leave it out, or give "
-            f"the SHA-256 of the file, {prior.sha256}."
+            "data.prior_sha256=null would allow a run to continue with another data.prior: remove it, or set it to the "
+            f"file's SHA-256, {prior.sha256}."
         )
     if sha256 != prior.sha256:
         raise ConfigurationError(
-            f"data.prior={file} has changed: its SHA-256 is {prior.sha256}, and data.prior_sha256 is {sha256}. Take "
-            "the file that the run began with, or begin a new run."
+            f"data.prior={file} has changed: its SHA-256 is {prior.sha256}, and data.prior_sha256 is {sha256}. "
+            "Restore the original file, or train a new run."
         )
     return prior
 

@@ -56,7 +56,7 @@ def pretrain(path: Path, settings: Settings, device: str = "cpu") -> tuple[Prior
         place = torch.device(device)
         torch.Generator(place)  # "meta" has tensors, but no random numbers
     except (RuntimeError, AssertionError) as error:
-        raise ConfigurationError(f"--device={device} is not there: take cpu, or a machine that has it.") from error
+        raise ConfigurationError(f"--device={device} is not available: use --device=cpu.") from error
     training = _Training(settings, place)
     alignment, uniformity = training.run()
     means, deviations = training.statistics()
@@ -151,7 +151,7 @@ def alignment_and_uniformity(first: Tensor, second: Tensor) -> tuple[Tensor, Ten
 
 
 def _rate(step: int, steps: int) -> float:
-    """Of the learning rate: a linear warmup, then half a cosine."""
+    """Factor of the learning rate: a linear warmup, then half a cosine."""
     warmup = max(1, round(_WARMUP * steps))
     if step < warmup:
         return (step + 1) / warmup

@@ -100,8 +100,9 @@ def _real_data(run: Path, trained: SavedModule, on: str) -> tuple[ImageDataModul
         )
     real = data.test_set if on == "test" else data.val_set
     if real is None or len(real) < _FEWEST:
-        number = "no" if real is None else str(len(real))
-        raise ConfigurationError(f"{run} held {number} records out to judge on: train with data.val_size=1000, say.")
+        raise ConfigurationError(
+            f"{run} holds out {len(real or ())} records, not {_FEWEST} or more: train with data.val_size=1000, say."
+        )
     return data, real
 
 

@@ -125,8 +125,10 @@ def load_gan(run: RunFolder, trust: bool = False) -> SavedModule:
         ConfigurationError: It holds no run, no generator, no checkpoint, one of another architecture, or one that holds
             objects and is not trusted.
     """
-    require_module(run, read_config(run), GAN, "holds no generator: train one with module=gan model=conv_gan.")
+    require_module(run, read_config(run), GAN, "has no generator: train with module=gan model=conv_gan.")
     checkpoint = last_checkpoint(run, trust)
     if SHAPE not in checkpoint:
-        raise ConfigurationError(f"{run.checkpoint} is of another architecture than {run.config} says: no generator's.")
+        raise ConfigurationError(
+            f"{run.checkpoint} has no generator, although {run.config} describes one: restore both files of one run."
+        )
     return load_module(run, checkpoint)

@@ -1,4 +1,4 @@
-"""Users as records: a lot is a cohort, and a record's vector is the change of the weights by local training."""
+"""Users as records: a batch is a cohort, and a record's vector is the change of the weights by local training."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ _TIMES_TELL = (
 )
 _ON_NOISE = 8  # made-up users of the step that first bounds are found by
 _PUT_BACK = (
-    "training_step changes attributes of the module (a running average, a memory of batches): they are put back after "
-    "each user, so that no user's update depends on another one's examples; decorate the module's class with "
-    '@dpbench.independent("name") to keep an attribute that does not depend on examples.'
+    "training_step changes attributes of the module (such as a running average): they are restored after each user, so "
+    "that no user's update depends on examples of another. To keep an attribute that does not depend on examples, "
+    'decorate the class with @dpbench.independent("name").'
 )
-_NOT_MERGED = "states of {names} cannot be merged: in training they do not count what users add."
+_NOT_MERGED = "states of {names} cannot be merged: updates of these metrics in local training are lost."
 _NOT_FINITE = (
     "updates of some users are not finite (their local training diverged) and count as zero; "
-    "nonprivate/diverged_users says how many of each round. A smaller lr of the local training avoids it."
+    "nonprivate/diverged_users counts them in each round. Lower the lr of the local training."
 )
 
 
 class Users:
-    """Each user of the lot is a record: DP-FedAvg (McMahan et al. 2018), DP-FedSGD with one local step on all examples.
+    """Users as records: DP-FedAvg (McMahan et al. 2018), or DP-FedSGD with one local step on all examples.
 
     A user's vector is server − client, the weights before minus those after its local training. It is clipped, summed,
     noised and divided like any record's; `p.grad` is the mean of server − client, and the module's optimizer is the
@@ -56,7 +56,7 @@ class Users:
     neighboring relation is that of the sampling; the sensitivity is the bound that a user's update is clipped to.
 
     Args:
-        local: How users train.
+        local: Options of the local training.
 
     Raises:
         ConfigurationError: `local` is no local training.
@@ -112,7 +112,7 @@ class Users:
         """Nothing is left to do: the updates were accumulated in the step."""
 
     def begin(self, loader: PrivateDataLoader) -> None:
-        """Find the users' examples, and have the users of a lot dealt to the processes by their work."""
+        """Find the users' examples, and distribute the users of a batch over the processes by their work."""
         self._dataset = users_of(loader)
         self._lots = loader.lots
         is_bounded = self.local.max_examples is not None or self.local.max_steps is not None
@@ -150,13 +150,13 @@ class Users:
     # ------------------------------------------------------------------------------------- one lot
 
     def open_lot(self, batch: Any) -> None:
-        """Check that the cohort is the lot that was drawn."""
+        """Check that the cohort is the batch that was drawn."""
         training = self._training
         drawn, _ = self._lots.share(self._releases.num_releases, training.rank, training.world_size)
         if not isinstance(batch, Cohort) or not np.array_equal(batch.positions.cpu().numpy(), drawn):
             raise ConfigurationError(
                 "the batch is not the cohort of users that was drawn: a collate_fn, hook or wrapper has changed it. "
-                "What becomes of a user's examples belongs into the UserDataset(examples, users, collate_fn=...)."
+                "Collate a user's examples by UserDataset(examples, users, collate_fn=...)."
             )
         self._users = drawn.tolist()
         self._done = False
@@ -251,8 +251,7 @@ def users_of(loader: PrivateDataLoader) -> UserDataset:
     if isinstance(dataset, UserDataset):
         if loader.record_of_row is not None or loader.collate_fn.is_custom:  # type: ignore[union-attr]
             raise ConfigurationError(
-                "PrivateDataLoader's collate_fn and record_of_row are for examples; how a user's examples become a "
-                "batch says "
+                "PrivateDataLoader takes no collate_fn and no record_of_row where records are users: set "
                 "UserDataset(examples, users, collate_fn=...)."
             )
         if not dataset.sizes.any():

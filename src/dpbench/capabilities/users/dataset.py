@@ -1,4 +1,4 @@
-"""Examples by user: the data set of lots where a record is a user."""
+"""Examples by user: a data set with users as records."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ class UserDataset(RecordsOfExamples):
         self.names: list[Hashable] = sorted(set(user_of_example)) if names is None else list(names)
         places = {name: place for place, name in enumerate(self.names)}
         if len(places) != len(self.names):
-            raise ConfigurationError("a name stands twice among the names of users.")
+            raise ConfigurationError("names contains a user twice: give each name once.")
         try:
             numbers = np.array([places[name] for name in user_of_example], dtype=np.int64)
         except KeyError as error:
-            raise ConfigurationError(f"{error.args[0]!r} has examples, but is not among the names of users.") from None
+            raise ConfigurationError(f"{error.args[0]!r} has examples, but is not in names: add it.") from None
         self._examples = examples
         self._source = examples
         self._order = np.argsort(numbers, kind="stable")
@@ -135,8 +135,8 @@ class UserDataset(RecordsOfExamples):
             raise
         except Exception as error:  # of a user's own data set, of shapes that differ
             raise DataError(
-                f"examples of user {self.names[user]!r} make no batch: {' '.join(str(error).split())[:300]} All users' "
-                "examples must have the same shapes, or the UserDataset a collate_fn that pads them."
+                f"examples of user {self.names[user]!r} cannot be batched: {' '.join(str(error).split())[:300]} Give "
+                "all examples the same shape, or the UserDataset a collate_fn that pads them."
             ) from error
 
     def subset(self, users: Sequence[int] | NDArray[np.int64]) -> UserDataset:
@@ -146,7 +146,7 @@ class UserDataset(RecordsOfExamples):
             users: Positions, each once.
 
         Raises:
-            ConfigurationError: A user stands twice among them.
+            ConfigurationError: A user occurs twice among them.
         """
         if len(users) and np.asarray(users).dtype.kind not in "iu":
             raise ConfigurationError(

@@ -35,7 +35,7 @@ _SPEC = Source(
     _CLASSES,
 )  # one channel, of uniform noise
 
-Users = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of users from 1 on"]
+Users = Annotated[int, Field(ge=1, le=10_000_000), "a whole number of users of at least 1"]
 Concentration = Annotated[float, Field(gt=0, le=1e6), "a number above 0, at most 1e6"]
 Records = Annotated[int, Field(ge=1, le=10_000), "a whole number of images from 1 to 10,000"]
 

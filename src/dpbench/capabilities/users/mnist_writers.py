@@ -109,7 +109,7 @@ def qmnist_labels(root: Path, split: Split, download: bool) -> NDArray[np.int64]
                 "at the folder that holds QMNIST, or use data=digits_users, which needs no files."
             )
     if not check_integrity(path, md5):
-        raise DataError(f"{path} is damaged (wrong md5 sum): delete it, and let it be downloaded again.")
+        raise DataError(f"{path} is damaged (wrong md5 sum): delete it to have it downloaded again.")
     # Eight integers a digit, after a head of twelve bytes; the md5 sum says that they are all there.
     content = gzip.decompress(path.read_bytes())
     return np.frombuffer(content, dtype=">i4", offset=12).reshape(-1, 8).astype(np.int64)

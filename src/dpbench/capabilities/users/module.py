@@ -22,26 +22,26 @@ from dpbench.privacy.sampling import Positions
 
 
 class UserDataModule(PrivateDataModule[Dataset[Any]]):
-    """Training lots of users, an optional validation split by users, and the test examples of a data set by users.
+    """Training batches of users, an optional validation split by users, and the test examples of a data set by users.
 
     Args:
         name: See `dpbench.capabilities.users.sources.user_source`.
         root: Folder of the data sets; None takes $DPBENCH_DATA, else a per-user cache folder.
-        expected_batch_size: Mean number of users in a training lot (a cohort).
+        expected_batch_size: Mean number of users in a training batch (a cohort).
         sampling: "poisson" (also None), "fixed_size", or another scheme's word; of non-private runs, too.
         val_users: Users taken from the training data for validation, with all their examples; their expected number
             with split="hash". The remaining users are the population of the ledger.
         eval_batch_size: Examples in a validation or test batch.
         download: True to download an absent data set.
-        seed: Key of the lots; None takes the operating system's entropy.
+        seed: Key of the batches; None takes the operating system's entropy.
         options: Options of the data set, see its page.
-        unit: Unit of the records in a lot. "example": the examples of the same training users, one by one, so that the
-            cost of both units can be compared on the same data; `expected_batch_size` then counts examples.
-        split: How the users of `val_users`, and those that a file's option `held_out` takes for the test, are chosen.
-            "hash": each by a hash of the name, so that one user more moves no other one. "permutation": exactly as many
-            as asked for, by their number, as in runs of before; one user more then exchanges most of them, and epsilon
-            holds for a user of the training set alone.
-        expected_batch_size_schedule: How it moves over the rounds, as for `ImageDataModule`; None: not.
+        unit: Unit of the records, "user" or "example" (one by one, of the same training users, so that the cost of both
+            units can be compared on the same data; `expected_batch_size` then counts examples).
+        split: Choice of the users of `val_users`, and of those that a file's option `held_out` takes for the test.
+            "hash": each by a hash of the name, so that an additional user does not affect others. "permutation": the
+            exact number, by a permutation, as in older runs; an additional user then changes most of them, and epsilon
+            holds only for a user of the training set.
+        expected_batch_size_schedule: Schedule of it over the rounds, as for `ImageDataModule`; None: constant.
         membership: "half": each training user is trained on by a fair coin, as for `ImageDataModule`. With
             unit="example" only for data sets without users of rows.
 

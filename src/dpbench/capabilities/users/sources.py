@@ -150,7 +150,7 @@ def user_source(name: str) -> UserSource:
     if name not in USER_SOURCES:
         known = ", ".join(user_source_names())
         raise ConfigurationError(
-            f"unknown data set by users {name!r}; known are {known}. Others are read by a few lines of your own: see "
+            f"unknown data set by users {name!r}; known are {known}. To read another one, see "
             "docs/howto/federated_files.md."
         )
     return USER_SOURCES[name]

@@ -59,7 +59,7 @@ class UserState(PublicState):
     def _merge(self, metric: Any, total: Any) -> None:
         try:
             if any(getattr(reduction, "__name__", "") == "dim_zero_mean" for reduction in metric._reductions.values()):
-                raise RuntimeError("users count alike in a mean of states, whatever they hold")
+                raise RuntimeError("a mean of states would weight all users equally")
             _detach_states(metric)
             total.merge_state(metric)
         except RuntimeError:

@@ -189,13 +189,13 @@ def _refuse_kind(config: Mapping[str, Any]) -> None:
     is_classifier = issubclass(class_of(config["module"], "module"), ImageClassifier)
     if not has_noise or not is_classifier or config["records"].get("_target_"):
         raise ConfigurationError(
-            f"the workflow asks whether random labels of images are learned: choose data= of {', '.join(data_sets)}, "
-            "with records=examples and module=classifier."
+            "the workflow trains on images with random labels: set records=examples, module=classifier and data to one "
+            f"of {', '.join(data_sets)}."
         )
     if not issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy):
         raise ConfigurationError("the workflow calibrates the noise of a private strategy: remove strategy=none.")
     if config["trainer"]["max_steps"] < 1:
-        raise ConfigurationError("noise and data are trained on for as many steps: set trainer.max_steps=1000, say.")
+        raise ConfigurationError("the workflow needs the number of steps: set trainer.max_steps=1000, say.")
 
 
 def _noise_multipliers(sample_rate: float, steps: int, delta: float) -> list[float]:

@@ -32,12 +32,12 @@ _SHAPES = {"geometric": 1.0, "logarithmic": 0.0, "poisson": math.inf}
 _DIGITS = 5  # of an ε: figures of accountants are compared with one another
 
 Epsilons = dict[str, float | str | None]
-"""By accountant: ε, None where it is infinite, or why there is none."""
+"""Accountant → ε, None if it is infinite, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class AccountingRequest:
-    """Accountants, δ and selection by which ledgers are accounted for.
+    """Options of `dpbench account`: accountants, δ, and selection of a best run.
 
     Attributes:
         accountant: Names, separated by commas, or "all".
@@ -45,9 +45,9 @@ class AccountingRequest:
         nominal: True to take sampling that an accountant does not cover for one that it covers.
         selection: Distribution of the number of trials of which only the best is published: a name, or the shape η of
             a negative binomial one.
-        mean_trials: Its mean.
-        population: Number of records of which the runs' lots are nominally drawn; None: their own.
-        batch_size: Expected number of records in these lots, with noise grown alike; None: as in the runs.
+        mean_trials: Mean of that distribution.
+        population: Nominal number of records; None: that of the runs.
+        batch_size: Nominal expected batch size, with noise scaled in proportion; None: that of the runs.
         releases: Number of releases of each run, from its first one on, that are accounted for; None: all.
     """
 
@@ -64,7 +64,7 @@ class AccountingRequest:
         if self.batch_size is not None and self.population is None:
             raise ConfigurationError("--batch-size requires --population.")
         if self.releases is not None and self.releases < 1:
-            raise ConfigurationError(f"--releases must be a number of releases from 1 on, not {self.releases}.")
+            raise ConfigurationError(f"--releases must be a number of releases of at least 1, not {self.releases}.")
         for name in self.accountants:
             find_accountant(name)
 
@@ -102,7 +102,7 @@ class AccountingReport:
         facts: Facts for JSON; None in place of infinite numbers.
         text: Text for the terminal.
         damage: Ledger → its damage; empty if all are intact.
-        doubts: Why δ is too large to mean anything, or the noise too small.
+        doubts: Warnings of a δ that is too large, or of noise that is too small, to be meaningful.
     """
 
     facts: dict[str, Any]
@@ -139,12 +139,12 @@ def account(paths: Sequence[Path], request: AccountingRequest) -> AccountingRepo
     if not any(ledger.releases for ledger in ledgers.values()):
         for name, wrong in damage.items():
             raise LedgerError(f"{name}: {wrong}, and no release can be read: what was published is unknown.")
-        raise LedgerError(f"{', '.join(ledgers)}: no release is recorded; nothing of the data was published.")
+        raise LedgerError(f"{', '.join(ledgers)}: no release is recorded: nothing about the data was published.")
     delta = request.delta
     if delta is None:
         deltas = sorted({ledger.header.delta for ledger in ledgers.values()})
         if len(deltas) > 1:
-            raise ConfigurationError(f"the runs aim at different deltas ({', '.join(map(str, deltas))}): give --delta.")
+            raise ConfigurationError(f"the runs have different deltas ({', '.join(map(str, deltas))}): give --delta.")
         delta = deltas[0]
     facts = _facts(ledgers, request, delta, runs_without_privacy(paths))
     runs = list(ledgers.values())
@@ -167,7 +167,7 @@ def _epsilons(
         cost = LedgerCost(ledgers, name, request.nominal)
         try:
             if not request.nominal and not cost.covered:
-                remedy = "--nominal shows what batches that it covers would cost"
+                remedy = "--nominal reports the cost for sampling that it covers"
                 if alone:
                     remedy += ", or use another accountant."
                 raise ConfigurationError(f"{name} does not cover {', '.join(_kinds(ledgers))} sampling: {remedy}")
@@ -277,7 +277,7 @@ def _note(name: str, basis: dict[str, Any]) -> str:
     if not accountant.guarantee:
         notes.append("an approximation, no bound")
     elif not basis["guarantee"] and not basis["nominal"]:
-        notes.append("unproven: the noise is of a class that is not dpbench's")
+        notes.append("unproven: the noise is not a class of dpbench")
     if basis["nominal"]:
         covered = accountant.nominal.kind
         notes.append(f"nominal: computed for {covered} sampling, which was not used")

@@ -54,7 +54,7 @@ def calibrate(
     check_options(calibrate, dict(locals()))
     if batch_size is not None:
         if population is None or sample_rate is not None:
-            raise ConfigurationError("batch_size requires population, and stands in place of sample_rate.")
+            raise ConfigurationError("batch_size requires population, and replaces sample_rate: give one of them.")
         sample_rate = batch_size / population
     setting = solved(
         TrainingSetting(
@@ -99,10 +99,10 @@ def epsilon(
     find_accountant(accountant)  # one, not a list of several
     report = account([Path(source) for source in sources], AccountingRequest(accountant, delta))
     for name, damage in report.damage.items():
-        raise LedgerError(f"{name}: {damage}; the epsilon of the rest is no guarantee.")
+        raise LedgerError(f"{name}: {damage}; the epsilon of the rest is not a guarantee.")
     for doubt in report.doubts:
         warnings.warn(doubt, stacklevel=2)
     if not report.facts["guarantee"]:
-        warnings.warn(f"the epsilon of {accountant} is no proven bound for these ledgers.", stacklevel=2)
+        warnings.warn(f"the epsilon of {accountant} is not a proven bound for these ledgers.", stacklevel=2)
     value = report.facts["epsilon"]
     return math.inf if value is None else float(value)

@@ -34,7 +34,7 @@ _VALUES = (
 
 
 def request(options: Mapping[str, Any]) -> tuple[TrainingSetting, int, MembershipTarget | None]:
-    """The setting that is to be solved, the size of its microbatches, and a membership risk that is its budget.
+    """The setting to be solved, the size of its microbatches, and the membership risk that is its budget, if any.
 
     With a run, missing values come from its last release, as long as one value is left to solve for.
 
@@ -186,7 +186,7 @@ def _training_command(answer: TrainingSetting) -> str | None:
         answer: The setting with all of its values, without microbatches.
 
     Returns:
-        None where a command does not say it all: without the number of records, and after another run.
+        The command; None if it would be incomplete: without the number of records, or when a run is continued.
     """
     if answer.population is None or answer.spent:
         return None

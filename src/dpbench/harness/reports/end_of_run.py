@@ -78,7 +78,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
 
 def _audit(privacy: Mapping[str, Any]) -> dict[str, str]:
     """Results of a run's audit: its lower bound on epsilon, and its verdict."""
-    audit = privacy.get("audit") or {"why_not": "nothing was released, or nothing that is installed audits runs"}
+    audit = privacy.get("audit") or {"why_not": "nothing was released, or no audit is installed"}
     verdict = f"{verdict_of({'audit': audit})}"
     if audit.get("verdict") is None:
         return {"verdict": verdict}
@@ -109,20 +109,20 @@ def _on_training_records(metrics: Mapping[str, float]) -> list[tuple[str, float,
 
 
 def _epsilon(accountant: str, value: float | None) -> str:
-    """A figure, or where it says why there is none."""
+    """A figure, or the command that explains why there is none."""
     if value is None:
         return f"not computed (dpbench account RUN --accountant {accountant} says why)"
     return epsilon_text(value)
 
 
 def _steps(record: Mapping[str, Any]) -> str:
-    """How many steps were made, of how many where a budget or a time ended them."""
+    """Number of steps, with the planned number if a budget or time limit ended the run."""
     planned = (record["config"].get("trainer") or {}).get("max_steps") or 0
     return f"{record['steps']} of {planned}" if planned > record["steps"] else str(record["steps"])
 
 
 def _held_out(data: Mapping[str, Any]) -> str:
-    """How many records of the training data were asked to be held out; empty where none were."""
+    """Number of training records that were to be held out; empty if none."""
     parts = []
     if data.get("val_size"):
         parts.append(f"{data['val_size']} records")

@@ -34,7 +34,7 @@ def end_of_sweep(sweep: Sweep) -> str | None:
     if not finished:
         return None
     table = RunTable(tuple(map(row_of, finished)))
-    # A word may set what is no setting of a run, such as its launcher's.
+    # Overrides may also set options of the launcher, say, which are not settings of a run.
     groups = group_by(table, [key for key in sweep.differing() if table.knows(key)])
     notes = [*groups.notes, *unfinished_notes([sweep.folder], len(finished))]
     cost = cost_of_sweep([sweep.folder])
@@ -44,7 +44,7 @@ def end_of_sweep(sweep: Sweep) -> str | None:
         notes.append(f"Trials of the study {sweep.study} in other folders count too: give dpbench account all of them.")
     if groups.keys:
         again = f"dpbench table {typed(sweep.folder)} --group-by {','.join(groups.keys)}"
-        notes.append(f"The same table again: {again}")
+        notes.append(f"Print this table again: {again}")
     text = replace(groups, notes=tuple(notes)).to_markdown()
     page = sweep.folder / "table.md"
     write_atomically(page, text + "\n")
@@ -86,10 +86,10 @@ class SweepCost:
                 f"({self.command})"
             ]
         if self.unprotected:
-            return ["A run without privacy is among these: what is chosen by comparison with it has no epsilon."]
+            return ["One of these runs has no privacy: no epsilon covers a choice based on comparison with it."]
         lines = [
-            f"Choosing one of these {self.count} runs, by whatever metric (also one of public records), costs what all "
-            f"of them cost together: epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: "
+            f"Choosing one of these {self.count} runs, by any metric (even on public records), costs as much as "
+            f"publishing all of them: epsilon {epsilon_text(self.epsilon)} (RDP) at delta={self.delta:g}, unit: "
             f"{self.unit} ({self.command})."
         ]
         if held_out:

@@ -1,4 +1,4 @@
-"""Runs that are alike in some settings, as means: `dpbench table --group-by`, and the end of a sweep."""
+"""Means of runs that agree in some settings: `dpbench table --group-by`, and the end of a sweep."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def keys_of(words: str) -> tuple[str, ...]:
     """
     keys = tuple(dict.fromkeys(word.strip() for word in words.split(",") if word.strip()))
     if not keys:
-        raise ConfigurationError("--group-by names no key: --group-by optimizer.lr,strategy, say.")
+        raise ConfigurationError("--group-by requires at least one key, such as optimizer.lr,strategy.")
     return keys
 
 
 def group_by(table: RunTable, keys: Sequence[str]) -> RunTable:
-    """Put runs together that are alike in some settings: their means.
+    """Group runs that agree in some settings, and take their means.
 
     Args:
         table: The runs.
@@ -38,7 +38,7 @@ def group_by(table: RunTable, keys: Sequence[str]) -> RunTable:
     """
     _require_keys(table, keys)
     once, repeats = _without_repeats(table)
-    # Also by what must not enter one mean.
+    # Also by facts that must not be averaged over.
     kinds = [[*map(row.lookup, keys), *(row.words[name] for name in _APART)] for row in once]
     members = [group for _, group in sorted(grouped(once, [tuple(map(_order, kind)) for kind in kinds]).items())]
     notes = []
@@ -63,7 +63,7 @@ def _require_keys(table: RunTable, keys: Sequence[str]) -> None:
 
 
 def _without_repeats(table: RunTable) -> tuple[tuple[RunRow, ...], list[str]]:
-    """Each seeded run once: the same settings, seed and code give the same run, and no other draw of anything."""
+    """Keep each seeded run once: the same settings, seed and code give the same run."""
     identities = []
     for number, row in enumerate(table.rows):
         facts = [row.record.get(name) for name in ("config_hash", CODE, "versions", "foreign_code")]

@@ -1,6 +1,6 @@
 """`dpbench report`: runs on one HTML page that loads nothing.
 
-The facts are collected here; templates/report*.html says them.
+Facts are collected here and worded in templates/report*.html.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def write_report(sources: Sequence[Path], out: Path, force: bool = False) -> boo
     Args:
         sources: Folders of runs, or of sweeps.
         out: The file, which appears when it is complete.
-        force: Permission to replace a file that is no such page.
+        force: True to replace a file that is not such a page.
 
     Returns:
         True if a file was replaced.

@@ -70,8 +70,8 @@ def roc(scores: Floats, members: NDArray[np.bool_], weights: NDArray[Any] | None
 
     if members.all() or not members.any():
         raise ConfigurationError(
-            "a ROC curve needs members and others, and these records are all of one kind: of runs with "
-            "data.membership=half take more records."
+            "a ROC curve requires members and non-members, and all of these records are of one kind: use more records "
+            "(runs with data.membership=half)."
         )
     counts = None if weights is None else weights.ravel()
     fpr, tpr, _ = roc_curve(members.ravel(), scores.ravel(), sample_weight=counts, drop_intermediate=False)
@@ -126,6 +126,6 @@ def draw_roc(axes: Axes, panel: RocPanel) -> None:
         axes.plot(RATES, panel.allowed, color=RED, label="allowed by the ledger: at most")
     axes.plot(RATES, RATES, color=GRAY, linestyle=":", linewidth=0.9, label="guessing")
     axes.set(xscale="log", yscale="log", xlim=(least, 1), ylim=(least, 1.1))
-    axes.set_xlabel("others called members (FPR)")
-    axes.set_ylabel("members called members (TPR)")
+    axes.set_xlabel("false positive rate")
+    axes.set_ylabel("true positive rate")
     axes.set_title(textwrap.fill(panel.title, _LINE), fontsize=8)

@@ -31,7 +31,7 @@ STEPS = "steps"
 CODE = "code_hash"
 UNIT = "unit of privacy"
 OWN_CODE = "code of "
-"""Beginning of the settings that say by which source of a package, other than dpbench, a run was made."""
+"""Prefix of the settings with source hashes of packages other than dpbench."""
 MISSING = object()
 """Value of a key that a run does not have; None is a value."""
 
@@ -113,7 +113,7 @@ def seed_keys(rows: Sequence[RunRow]) -> set[str]:
 
 
 def without_seeds(rows: Sequence[RunRow]) -> list[dict[str, Any]]:
-    """Settings of runs but for those of `seed_keys`, and for the unit, which is no setting."""
+    """Settings of runs without those of `seed_keys`, and without the unit, which is not a setting."""
     left_out = {*seed_keys(rows), UNIT}
     return [{key: value for key, value in row.settings.items() if key not in left_out} for row in rows]
 
@@ -138,7 +138,7 @@ def grouped(rows: Iterable[RunRow], kinds: Iterable[Hashable]) -> dict[Any, list
 def require_folder(path: Path) -> None:
     """Raise ConfigurationError where a path is no folder."""
     if not path.is_dir():
-        raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'not there'}: name a folder.")
+        raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'missing'}: name a folder.")
 
 
 def row_of(folder: RunFolder, curves: bool = False) -> RunRow:

@@ -1,7 +1,7 @@
-"""Runs side by side: one row a run, with its settings, figures, epsilons, and doubts about them.
+"""Runs side by side: one row per run, with its settings, figures, epsilons, and doubts about them.
 
-`dpbench table`, `compare` and `report`, the end of a sweep and the tables of papers stand on this; `reports.groups`
-puts runs together that are alike in some settings.
+It is the basis of `dpbench table`, `compare` and `report`, of the end of a sweep, and of the tables of papers;
+`reports.groups` groups runs that agree in some settings.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from dpbench.harness.runs.numbers import ABSENT, epsilon_text, mean_text, metric
 from dpbench.harness.runs.record import MEASURED
 
 CLASS = "._target_"
-"""End of the key that says of which class an object is."""
+"""Suffix of the key with the class of an object."""
 EPSILON = "privacy/epsilon"
 """ε by RDP after so many steps, as a run logs it."""
 AUDITED_LABEL = "audited epsilon (95 %)"

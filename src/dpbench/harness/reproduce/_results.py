@@ -133,15 +133,15 @@ def refuse_other_words(table: Table, runs: pd.DataFrame) -> None:
     lacking = {table.metric} - set(runs["metric"]) or set(table.more) - set(runs)
     if lacking:
         raise ConfigurationError(
-            f"{table.folder}/{RUNS} does not hold {', '.join(sorted(lacking))}, which {table.name} shows now: restore "
-            f"the definition, or write it {again}"
+            f"{table.folder}/{RUNS} has no {', '.join(sorted(lacking))}, which {table.name} now shows: restore the "
+            f"definition, or write it {again}"
         )
     words = table.words_by_cell()
     for (*cell, _), text in zip(keys_of(runs), runs["words"], strict=True):
         if not str(text).startswith(f"{words.get(tuple(cell))} seed=".lstrip()):
             raise ConfigurationError(
-                f"{table.folder}/{RUNS}: {_named(cell)} was run with other words than {table.name} has now: restore "
-                f"the definition, or run it {again}"
+                f"{table.folder}/{RUNS}: {_named(cell)} was run with other overrides than {table.name} has now: "
+                f"restore the definition, or run it {again}"
             )
 
 
@@ -198,8 +198,8 @@ def with_choices(table: Table, results: Path, config_dir: Path | None = None) ->
     # What was chosen on a seed is no independent test on that seed.
     if shared := set(table.seeds) & set(tuning.seeds):
         raise ConfigurationError(
-            f"{table.name} and {tuning.name}, where it chooses, share the seeds {sorted(shared)}: give one of them "
-            "others."
+            f"{table.name} and {tuning.name}, from which it chooses, share the seeds {sorted(shared)}: change the "
+            "seeds of one of them."
         )
     path = results / tuning.folder / RUNS
     first = f"run it first (dpbench reproduce {tuning.command})"
@@ -275,7 +275,7 @@ def _read_runs(path: Path, *more: str) -> pd.DataFrame:
     if keys.has_duplicates:
         row, column, _, seed = keys[keys.duplicated()][0]
         raise ConfigurationError(
-            f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: leave one of them."
+            f"{path} has {row}, {column}, seed {seed} twice, which would count as two runs: remove one of them."
         )
     return runs
 

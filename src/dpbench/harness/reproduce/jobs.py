@@ -263,7 +263,7 @@ def _refuse_unmeasured(table: Table, config: dict[str, Any], held_out: HeldOut) 
     name = settings["run.name"]
     if table.metric.startswith("val/") and held_out != "val":
         key = "data.val_users" if "data.val_users" in settings else "data.val_size"
-        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds nothing out: {key}=0.")
+        raise ConfigurationError(f"{table.name} shows {table.metric}, and {name} holds out no records: set {key}.")
     for metric in (table.metric, *table.more):
         needed = MEASURES[metric].needs if metric in MEASURES else ""
         if needed and not settings.get(needed):

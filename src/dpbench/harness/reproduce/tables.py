@@ -71,7 +71,7 @@ class Measure:
 
     @property
     def label(self) -> str:
-        """Of an axis."""
+        """Label of an axis."""
         notes = ["%"] * self.percent + ["lower is better"] * self.lower_is_better
         return f"{self.axis} ({', '.join(notes)})" if notes else self.axis
 
@@ -199,12 +199,12 @@ class Series(_Definition):
 
 
 class Nominal(_Definition):
-    """A population for which a table states the cost that its runs would have, with lots and noise grown alike.
+    """A population for which a table states the nominal cost of its runs, with batch size and noise scaled alike.
 
     Attributes:
         population: Number of records (users, where the unit is one).
-        batch_size: Expected number of them in a lot.
-        delta: δ there.
+        batch_size: Expected number of records in a batch.
+        delta: Nominal δ.
     """
 
     population: Annotated[int, Field(strict=True, ge=1)]
@@ -242,7 +242,7 @@ class Table(_Definition):
         source: Place in the paper.
         metric: Metric of the model after the last step. One of `MEASURES`, or a value that begins with test/ or
             evaluation/.
-        seeds: Each row and column is run with each of these.
+        seeds: Seeds of the runs of each cell.
         hours: Approximate hours of the whole table on two cores.
         words: Words of every run.
         rows: Rows from top to bottom.
@@ -254,8 +254,8 @@ class Table(_Definition):
         histogram: True to draw their gradient histograms (with diagnostics=gradients).
         samples: True to show images of the generators, those of one run for each cell.
         more: Further metrics, listed below the table as they are, or under a label of their own (None: as they are).
-        trials: Each cell is run with each of these, and shows the best by its validation metric. One without a name
-            where there is nothing to choose.
+        trials: Trials of each cell, which shows the best by its validation metric. One without a name if there is
+            nothing to choose.
         chosen_from: A table of trials on validation data, in which cells look up words; "": none.
         nominal: Larger population with a nominal epsilon next to the true one, or None.
         last_evaluations: Number of a run's last evaluations with a mean below the table; 0: none.
@@ -301,15 +301,15 @@ class Table(_Definition):
                 f"not {self.metric!r}"
             )
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds names one of them twice: {', '.join(map(str, self.seeds))}")
+            raise ValueError(f"seeds contains a seed twice: {', '.join(map(str, self.seeds))}")
         for row, figures in self.paper.items():
             for column in figures:
                 if row not in rows or column not in columns:
-                    raise ValueError(f"paper has a figure for {row}, {column}, which is no cell")
+                    raise ValueError(f"paper has a figure for {row}, {column}, which is not a cell")
         for name in itertools.chain(*self.difference):
             if name not in columns:
                 raise ValueError(
-                    f"difference must name two columns, or be a list of such pairs, and {name!r} is no column; "
+                    f"difference must name two columns, or be a list of such pairs, and {name!r} is not a column; "
                     f"known: {', '.join(column.name for column in self.columns)}"
                 )
         if self.has_trials and not self.metric.startswith("val/"):
@@ -317,7 +317,7 @@ class Table(_Definition):
                 f"the best of trials is chosen by a metric of validation data (val/...), not {self.metric}"
             )
         if bool(self.chosen_from) != chooses:
-            raise ValueError("chosen_from names the table in which rows or columns look up what was chosen: give both")
+            raise ValueError("chosen_from and chosen (of rows or columns) require each other: give both")
         return self
 
     @property
@@ -463,7 +463,7 @@ def read_table(name: str, config_dir: Path | None = None) -> Table:
     """
     path = Path(name) if name.endswith(_ENDING) else _known_definition(name, config_dir)
     if not path.is_file():
-        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is not there'}: name a definition.")
+        raise ConfigurationError(f"{name} {'is a folder' if path.is_dir() else 'is missing'}: name a definition.")
     return _read(path, name, name if config_dir is None else f"{name} --config-dir {typed(config_dir)}")
 
 

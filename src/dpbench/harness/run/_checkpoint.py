@@ -32,7 +32,7 @@ def seconds_of(duration: str) -> float:
     """Seconds of a duration: 45m, 2h30m, 1d12h, or Slurm's [days-]hours:minutes:seconds.
 
     Raises:
-        ValueError: It is no duration, or none that is positive.
+        ValueError: It is not a duration, or not positive.
     """
     seconds = 0
     match = _DURATION.fullmatch(duration) or _SLURM_DURATION.fullmatch(duration)
@@ -45,7 +45,7 @@ def seconds_of(duration: str) -> float:
 
 
 def deadline_of(max_time: str | None, start: float) -> float:
-    """The end of `run.max_time`, or of the Slurm job that this process is of, whichever comes first.
+    """The end of `run.max_time`, or of this process's Slurm job, whichever comes first.
 
     Args:
         max_time: The configuration's `run.max_time`.

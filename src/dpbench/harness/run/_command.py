@@ -58,7 +58,7 @@ class Command:
             if isinstance(sweep, IntervalSweep):
                 if not optimizes(self.cfg.hydra):
                     raise ConfigurationError(
-                        f"{override.input_line} is for a sweeper that chooses: add hydra/sweeper=optuna."
+                        f"{override.input_line} requires an optimizing sweeper: add hydra/sweeper=optuna."
                     )
                 values.append([f"{key}={sweep.start}"])
             elif override.is_sweep_override():
@@ -67,7 +67,7 @@ class Command:
                 values.append([str(override.input_line)])
         jobs = [list(words) for words in itertools.product(*values)]
         if not jobs:
-            raise ConfigurationError("the sweep has no job: one of its keys has no value.")
+            raise ConfigurationError("the sweep has no jobs: one of its keys has no values.")
         return jobs
 
     def job(self, words: list[str], number: int) -> DictConfig:

@@ -33,7 +33,7 @@ def with_earlier_stage(config: dict[str, Any]) -> dict[str, Any]:
     folder = RunFolder(Path(config["after"]).resolve())
     read_config(folder)
     if not folder.finished:
-        raise ConfigurationError(f"after={folder}: that run has not ended: {folder.command('resume')}.")
+        raise ConfigurationError(f"after={folder}: that run is not finished: {folder.command('resume')}.")
     record = read_result(folder)
     seal = Seal.read(record["privacy"].get("ledger"))
     private = issubclass(class_of(config["strategy"], "strategy"), PrivateStrategy)

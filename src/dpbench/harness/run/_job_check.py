@@ -37,8 +37,8 @@ def check_job(config: dict[str, Any], folder: RunFolder) -> None:
     data.check_membership()
     if config["data"].get("membership") is not None and is_audited(config):
         raise ConfigurationError(
-            "an audit counts on the sizes of batches, which an experiment on membership (data.membership) halves: "
-            "audit a run without it, or attack one without canaries (audit=none)."
+            "an audit requires the full batch sizes, which data.membership halves: audit a run without it, or attack "
+            "one without canaries (audit=none)."
         )
     if not isinstance(data, ImageDataModule):  # others know what they provide when they are loaded
         return

@@ -68,15 +68,16 @@ def refuse_choice(config: Mapping[str, Any], directions: Sequence[str]) -> None:
     names = objectives_of(config)
     if not names:
         raise ConfigurationError(
-            "this sweeper chooses by what a run returns, and only test data are there to measure it: hold records out "
-            "with data.val_size=1000, say (users with data.val_users; objective: val/accuracy), or name an "
-            "objective=val/... or private/..."
+            "this sweeper requires a metric to optimize, and these runs have only test data: hold out records with "
+            "data.val_size, such as 1000 (data by users: data.val_users), or set an objective=private/..."
         )
     if len(names) != len(directions):
-        raise ConfigurationError(f"hydra.sweeper.direction must be one for each objective ({', '.join(names)}).")
+        raise ConfigurationError(
+            f"hydra.sweeper.direction must have a direction for each objective ({', '.join(names)})."
+        )
     for name, direction in zip(names, directions, strict=True):
         if name.endswith("/accuracy") and direction == "minimize":
-            raise ConfigurationError(f"the sweeper would choose the least {name}: hydra.sweeper.direction=maximize.")
+            raise ConfigurationError(f"the sweeper would minimize {name}: set hydra.sweeper.direction=maximize.")
 
 
 def values_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> list[float]:
@@ -96,6 +97,6 @@ def values_of(record: Mapping[str, Any], config: Mapping[str, Any]) -> list[floa
         if value is None:
             measured = ", ".join(key for key in metrics if key.startswith(_CHOOSABLE)) or "none"
             why = "is not finite" if name in metrics else "was not measured"
-            raise ConfigurationError(f"objective={name} {why}; a choice may look at: {measured}.")
+            raise ConfigurationError(f"objective={name} {why}; choose one of: {measured}.")
         values.append(float(value))
     return values

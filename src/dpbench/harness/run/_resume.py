@@ -1,4 +1,4 @@
-"""A run that goes on in its folder: after an interruption, with more steps, or when a scheduler starts its job again.
+"""Continuation of a run in its folder: after an interruption, with more steps, or when a scheduler restarts its job.
 
 The folder belongs to one run, and its files are never mixed with another one's.
 """
@@ -61,7 +61,7 @@ def _claim(run: Run) -> None:
                 read_config(folder)
             except ConfigurationError:
                 raise ConfigurationError(
-                    f"{folder} holds a {path.name} that is of no run of dpbench (or damaged): {elsewhere}."
+                    f"{folder} holds a {path.name} that is damaged, or not of dpbench: {elsewhere}."
                 ) from None
     if folder.result.exists():
         raise ConfigurationError(f"{folder} holds a finished run: {elsewhere}.")
@@ -118,14 +118,14 @@ def _warn_of_other_code(run: Run) -> None:
     if changed:
         pl.utilities.rank_zero_warn(
             f"the code of {', '.join(changed)} has changed since {folder} was trained, and its next steps run the new "
-            "code: for a result of one code, train a new run."
+            "code: for a result of a single version, train a new run."
         )
 
 
 def _require_extendable(run: Run) -> None:
     """Check that a finished run can be made longer, and warn of differences from a run of that length.
 
-    Noise and lots go on as they were: noise that was solved for a budget is kept, and the budget ends the run.
+    Noise and batches continue as before: noise that was solved for a budget is kept, and the budget ends the run.
 
     Args:
         run: The run with the settings of the longer one.
@@ -180,7 +180,7 @@ def _differences(first: Any, second: Any, key: str = "") -> list[str]:
 
 
 class Reopened(pl.Callback):
-    """With the first lot that a finished run is given more, it is an interrupted run of the new length.
+    """Turns a finished run into an interrupted run of the new length, at its first additional batch.
 
     Until then it can still be refused, and nothing of it has changed.
 
@@ -192,7 +192,7 @@ class Reopened(pl.Callback):
         self._run = run
 
     def on_train_batch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Keep the old record as that of a run that can be resumed, then the settings with which it will be."""
+        """Keep the old record as that of an interrupted run, then write the new settings."""
         folder = self._run.folder
         if trainer.is_global_zero and folder.result.exists():
             folder.result.replace(folder.partial_result)
@@ -202,7 +202,7 @@ class Reopened(pl.Callback):
 
 
 def job_name() -> str | None:
-    """The scheduler's job that this process is of: the same when the job is started again. None without one."""
+    """Name of this process's job in the scheduler, which stays when the job is restarted; None without one."""
     array = os.environ.get("SLURM_ARRAY_JOB_ID")
     if array is not None:
         array = f"{array}_{os.environ.get('SLURM_ARRAY_TASK_ID')}"

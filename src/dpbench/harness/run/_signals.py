@@ -48,7 +48,7 @@ class StopSignals:
         self._time = 0.0
 
     def hear(self, number: int, frame: FrameType | None = None) -> None:
-        """Take a signal.
+        """Handle a signal.
 
         Raises:
             KeyboardInterrupt: It is the second signal from a user, who does not want to wait.

@@ -1,4 +1,4 @@
-"""From a checked configuration to objects, with one clear error where something does not fit.
+"""Construction of objects from a checked configuration, with one clear error where something does not fit.
 
 Options were checked by `run.config`; refusals here need the data, or the objects themselves.
 """
@@ -138,7 +138,7 @@ def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDat
     """Make and load the data module, with the sampling that the strategy needs.
 
     Raises:
-        ConfigurationError: Its training data do not come in lots that the ledger knows, or in lots of another seed.
+        ConfigurationError: The training loader is not a PrivateDataLoader, or has another seed.
     """
     data = make_data(config, strategy)
 
@@ -247,12 +247,12 @@ def _take_weights(module: pl.LightningModule, weights: Mapping[str, Tensor], pla
             fitting[name] = value
     if not fitting:
         raise ConfigurationError(
-            f"after={place}: none of its weights has name and shape of this model's: take its model=."
+            f"after={place}: no weight of it matches this model's by name and shape: set its model=."
         )
     module.load_state_dict(fitting, strict=False)
     new = [name for name in state if name not in fitting]
-    anew = f", and {', '.join(new)} begin anew" if new else ""
-    pl.utilities.rank_zero_info(f"{len(fitting)} tensors are those of {place}{anew}.")
+    anew = f"; newly initialized: {', '.join(new)}" if new else ""
+    pl.utilities.rank_zero_info(f"loaded {len(fitting)} tensors from {place}{anew}.")
 
 
 def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
@@ -261,7 +261,7 @@ def _train_only(network: nn.Module, config: Mapping[str, Any]) -> None:
     if parts is None:
         return
     if hasattr(network, "generator"):
-        raise ConfigurationError("trainable: a GAN trains all of its two networks: remove it (trainable=null).")
+        raise ConfigurationError("trainable: a GAN trains both of its networks entirely: set trainable=null.")
     _instance(train_only, {"model": network, "parts": parts}, "trainable")
 
 
@@ -280,7 +280,7 @@ def _model_or_module(
     except ConfigurationError as error:
         provided = ", ".join(f"{name}={value}" for name, value in model_options.items()) or "nothing"
         raise ConfigurationError(
-            f"{error} The data set provides {provided}: choose another model or module where it is not for such data."
+            f"{error} The data set provides {provided}: choose a model and module for such data."
         ) from None
     return _instance(cls, options | _accepted(cls, parts), group)
 

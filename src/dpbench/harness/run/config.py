@@ -78,13 +78,13 @@ _TRAINER_OPTIONS: dict[str, Any] = {
     "max_epochs": _Limit | None,
     "devices": Annotated[
         Literal["auto", -1] | PositiveInt | list[int],
-        "a whole number from 1 on, a list of the numbers of GPUs, or auto for all of them",
+        "a whole number of at least 1, a list of the numbers of GPUs, or auto for all of them",
     ],
     "log_every_n_steps": PositiveInt,
     "check_val_every_n_epoch": PositiveInt | None,
     "val_check_interval": Annotated[
         _PositiveNumber | str | dict[str, Any] | None,
-        "a whole number of lots from 1 on, or a share of an epoch above 0",
+        "a whole number of batches of at least 1, or a share of an epoch above 0",
     ],
     "limit_train_batches": Annotated[_PositiveNumber, "a number above 0 (trainer.max_steps ends a run)"] | None,
 }
@@ -292,7 +292,7 @@ def check_config(config: Mapping[str, Any]) -> None:
             continue
         group = f"callbacks.{name}"
         if issubclass(CALLBACK.class_of(require_group(options, group), group), PrivateStrategy | NonPrivate):
-            raise ConfigurationError(f"{group} is a strategy, and a run has one: choose it by strategy=NAME.")
+            raise ConfigurationError(f"{group} is a strategy, of which a run has only one: choose it by strategy=NAME.")
         CALLBACK.check(options, group)
     _check_parts(config)
     _check_end(config["trainer"], config["strategy"])

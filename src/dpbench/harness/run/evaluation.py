@@ -182,8 +182,8 @@ class Exposure(pl.Callback):
         """
         if not hasattr(pl_module, "losses"):
             raise ConfigurationError(
-                f"data.inserted compares losses of single records, and {type(pl_module).__name__} has no losses(batch) "
-                "for it, as ImageClassifier and NextToken have: remove the data.inserted overrides."
+                "data.inserted requires a module with losses(batch), such as ImageClassifier or NextToken, not "
+                f"{type(pl_module).__name__}: remove the data.inserted overrides."
             )
 
     def on_test_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -233,7 +233,7 @@ class Exposure(pl.Callback):
 
 
 class TrainingRecords(pl.Callback):
-    """The metric of a module on records that it is trained on, and how far it lies from that on others.
+    """Measures the metric of a module on training records, and its gap to the metric on other records.
 
     At each validation and at the final test, with the weights that are measured there (their moving average, if there
     is one): `nonprivate/train_<metric>`, and `nonprivate/<metric>_gap`, which is that minus the metric of the
@@ -241,7 +241,7 @@ class TrainingRecords(pl.Callback):
     records, each for itself.
 
     Args:
-        most: Largest number of records, the first ones of the training data.
+        most: Largest number of training records to measure, the first ones.
     """
 
     def __init__(self, most: int = 10_000) -> None:
@@ -259,13 +259,13 @@ class TrainingRecords(pl.Callback):
         data: Any = trainer.datamodule  # type: ignore[attr-defined]
         if not hasattr(data, "seen_dataloader"):
             raise ConfigurationError(
-                f"diagnostics.training_records measures records of the training data, and {type(data).__name__} has no "
-                "seen_dataloader(most), a DataLoader of the first of them: add it, or remove the setting."
+                f"diagnostics.training_records requires {type(data).__name__}.seen_dataloader(most), a DataLoader of "
+                "the first training records: add it, or remove the setting."
             )
         if not hasattr(pl_module, "measure"):
             raise ConfigurationError(
-                f"diagnostics.training_records measures as a test does, and {type(pl_module).__name__} has no "
-                "measure(metric, batch) for it, as dpbench.modules.supervised.Supervised has: remove the setting."
+                "diagnostics.training_records requires a module with measure(metric, batch), such as a "
+                f"dpbench.modules.supervised.Supervised, not {type(pl_module).__name__}: remove the setting."
             )
         self._loader = data.seen_dataloader(self._most)
 

@@ -136,7 +136,7 @@ def with_one_run(words: Sequence[str], task: Callable[[DictConfig], T]) -> T:
     flags = parse(words)
     with _composed(flags, "config") as command:
         if flags.cfg is not None or command.sweeps:
-            raise ConfigurationError("one run is asked for here: leave out -m and --cfg.")
+            raise ConfigurationError("this command takes a single run: remove -m and --cfg.")
         _check(command)
         return task(command.cfg)
 
@@ -204,7 +204,7 @@ def _check(command: Command) -> list[list[str]]:
         if has_workers(settings):
             launcher = settings.runtime.choices.get("launcher")
             raise ConfigurationError(
-                f"launcher={launcher} is for sweeps, and this is one run, made here: add -m, or remove it."
+                f"launcher={launcher} is for sweeps, and this is a single run: add -m, or remove it."
             )
         _check_run(command.cfg)
         return []

@@ -210,7 +210,7 @@ def wandb_mode(option: str) -> _Mode:
 
 
 def _warn_offline(error: Exception) -> None:
-    warnings.warn(f"wandb cannot be reached, and logs offline: {brief(error)}", stacklevel=2)
+    warnings.warn(f"wandb cannot be reached and logs offline: {brief(error)}", stacklevel=2)
 
 
 def wandb_logger(run: Run, origin: Origin) -> WandbLogger:

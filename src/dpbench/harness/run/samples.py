@@ -1,4 +1,4 @@
-"""Images that a GAN's generator makes: a grid during the training, any number afterwards."""
+"""Images from a GAN's generator: a grid during the training, any number afterwards."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def sample_images(module: ImageGenerator, number: int, seed: int) -> tuple[Tenso
     """
     if not 1 <= number <= _MOST_IMAGES:
         raise ConfigurationError(
-            f"--num-samples must lie between 1 and {_MOST_IMAGES:,} images, not {number} (more: with other seeds)."
+            f"--num-samples must lie between 1 and {_MOST_IMAGES:,} images, not {number} (for more, use several seeds)."
         )
     if not 0 <= seed < 2**63:
         raise ConfigurationError(f"--seed must lie between 0 and 2^63 - 1, not {seed}.")
@@ -68,13 +68,13 @@ def sample_images(module: ImageGenerator, number: int, seed: int) -> tuple[Tenso
     for part in torch.split(labels, _IMAGES_AT_ONCE):
         images = module.sample(part, generator)
         if not images.isfinite().all():
-            raise ConfigurationError("the generator makes values that are not finite: its training has diverged.")
+            raise ConfigurationError("the generated images are not finite: the training has diverged.")
         parts.append((255 * images).round().byte().cpu())
     return torch.cat(parts), labels if module.classes else None
 
 
 def nearest(images: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Euclidean distance of each image to the nearest of some others, and which one that is: both (N,).
+    """Euclidean distance of each image to its nearest neighbor among others, and the neighbor's index, both (N,).
 
     Args:
         images: (N, ...).

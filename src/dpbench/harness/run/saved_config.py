@@ -21,8 +21,8 @@ from dpbench.harness.runs.folder import Run, RunFolder
 _MOVED = "dpbench.moved"
 """Group of entry points: earlier paths of classes, which the configurations of older runs name."""
 SCHEMA = 1
-"""Number of the settings that a run has, its `run.schema`: one more whenever older ones lack some or mean something
-else. Runs of before it was written down have none."""
+"""Version of the settings of a run, its `run.schema`: raised when settings are added or change their meaning. The
+oldest runs have none."""
 
 
 def write_config(run: Run) -> None:
@@ -49,8 +49,8 @@ def require_resumable(folder: RunFolder, longer: bool = False) -> None:
     schema = config["run"].get("schema") if isinstance(config["run"], dict) else None
     if schema != SCHEMA:
         raise ConfigurationError(
-            f"{folder} was begun by another version of dpbench (run.schema is {schema}, not {SCHEMA}), whose settings "
-            "this one does not know: resume it with that version, or train a new run."
+            f"{folder} was started by an incompatible version of dpbench (run.schema is {schema}, not {SCHEMA}): "
+            "resume it with that version, or train a new run."
         )
 
 
@@ -77,7 +77,8 @@ def read_config(folder: RunFolder) -> dict[str, Any]:
     directives = config.keys() & {"hydra", "defaults"}  # Hydra would obey them
     if directives:
         raise ConfigurationError(
-            f"{path} sets {max(directives)}, which no run keeps, and by which it could run any code: take it out."
+            f"{path} sets {max(directives)}, which dpbench never writes and which could execute arbitrary code: remove "
+            "it."
         )
     _refuse_code_of(folder, config)
     return with_later_options({str(key): value for key, value in config.items()})

@@ -51,7 +51,7 @@ def code_folder(config_dir: Path | None) -> Path | None:
     if config_dir is None:
         return None
     if not config_dir.is_dir():
-        raise ConfigurationError(f"--config-dir {config_dir} is no folder.")
+        raise ConfigurationError(f"--config-dir {config_dir} is not a folder.")
     folder = Path(os.path.abspath(config_dir)).parent
     while (folder / "__init__.py").is_file():
         folder = folder.parent
@@ -111,8 +111,8 @@ def _folder_of(point: EntryPoint) -> Path:
         return Path(import_module(point.value).__path__[0])
     except Exception as error:  # whatever the import of the package may raise
         raise ConfigurationError(
-            f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}), which is no "
-            f"folder of an installed package: {brief(error)}. Mend or uninstall it."
+            f"the plug-in {point.name} names {point.value} as its configuration ({ENTRY_POINT_GROUP}), which is not "
+            f"a folder of an installed package: {brief(error)}. Fix or uninstall it."
         ) from error
 
 

@@ -88,7 +88,7 @@ class _Job:
         show: True to draw a progress bar; None: if standard output is a terminal.
         hydra_files: Content of files for `.hydra`.
         reporter: Shows the run in the end.
-        origin: Command and sweep of which the run is.
+        origin: Command and sweep of the run.
         trust: True if the checkpoint of a run that is resumed may hold objects.
     """
 
@@ -152,7 +152,7 @@ def train(
         show: True to draw a progress bar; None: if standard output is a terminal.
         beside: Content of files for `.hydra`: the origin of the configuration.
         reporter: Shows the run in the end, when nothing is left to compute.
-        origin: Command and sweep of which the run is, by which loggers call it.
+        origin: Command and sweep of the run, from which loggers take its names.
         trust: True if the checkpoint of a run that is resumed may hold objects; see `read_checkpoint`.
 
     Returns:
@@ -315,7 +315,7 @@ def _fit(
         if isinstance(error, DPBenchError) or checkpoint is None or not of_checkpoint:
             raise
         raise ConfigurationError(
-            f"cannot resume from {checkpoint}: it is not of the model and optimizer that the configuration describes. "
+            f"cannot resume from {checkpoint}: it does not match the model and optimizer of the configuration. "
             "Restore the run's own checkpoint, or remove the overrides that change them "
             f"({textwrap.shorten(text, 300, placeholder='...')})."
         ) from error

@@ -15,7 +15,7 @@ import yaml
 from dpbench.errors import ConfigurationError
 
 FastLoader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Of YAML: fifteen times as fast, where libyaml is there."""
+"""Loader of YAML by libyaml, if available: fifteen times as fast."""
 _NUMBER = re.compile(r"([0-9]+)")
 
 
@@ -112,7 +112,7 @@ class RunFolder:
     def config_dir(self) -> str | None:
         """The folder that the run's command named with --config-dir; None without one.
 
-        The run's folder says so, which may be a stranger's: show it to the user, and import nothing because of it.
+        Read from the run's folder, which may be another person's: show it to the user, and import nothing from it.
         """
         try:
             settings = yaml.load((self.hydra / "hydra.yaml").read_text(encoding="utf-8"), FastLoader)
@@ -130,8 +130,8 @@ class RunFolder:
                 continue
             path = entry.__get__(self, type(self))
             if path.exists() and path.is_dir() != entry.is_folder:
-                kinds = "file, and a run has a folder" if entry.is_folder else "folder, and a run has a file"
-                raise ConfigurationError(f"{path} is a {kinds} there: move it away.")
+                kinds = "file instead of a folder" if entry.is_folder else "folder instead of a file"
+                raise ConfigurationError(f"{path} is a {kinds}: move it away.")
 
     @property
     def finished(self) -> bool:

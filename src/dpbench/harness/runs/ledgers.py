@@ -50,7 +50,7 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
             raise ConfigurationError(f"there is no {RunFolder.ledger} in or below {path}.")
         for ledger in below:
             if ledger.resolve() in files:
-                raise ConfigurationError("a ledger is named twice: each run counts once.")
+                raise ConfigurationError(f"{ledger} is given twice, and each run counts once: name it once.")
             files.add(ledger.resolve())
             ledgers[str(ledger.parent if ledger.name == RunFolder.ledger else ledger)] = ledger
     return ledgers
@@ -134,16 +134,16 @@ def read_one_ledger(path: Path) -> Ledger:
     ledger = read_run_ledger(places[0])
     check_one_population({str(path): ledger})
     if ledger.damage is not None:
-        raise LedgerError(f"{path}: {ledger.damage}; what it cost is known only from below.")
+        raise LedgerError(f"{path}: {ledger.damage}; only a lower bound of its cost is known.")
     if ledger.doubt is not None:
-        raise LedgerError(f"{path}: {ledger.doubt}; what it cost is not known. Restore the ledger.")
+        raise LedgerError(f"{path}: {ledger.doubt}; its cost is unknown. Restore the ledger.")
     if not ledger.releases:
         raise LedgerError(f"{path}: no release is recorded.")
     return ledger
 
 
 def noise_of(ledger: Ledger) -> dict[str, Any]:
-    """Noise and lots with which releases were made.
+    """Noise and batch sizes of releases.
 
     Args:
         ledger: A ledger with releases.
@@ -153,7 +153,7 @@ def noise_of(ledger: Ledger) -> dict[str, Any]:
 
         - `noise_multiplier`: noise over sensitivity of a whole release, statistics included, as accountants take it.
         - `noise_std_over_max_grad_norm`: the figure of `strategy.noise_multiplier`, where it differs.
-        - `sample_rate`, `expected_batch_size`: of the lots.
+        - `sample_rate`, `expected_batch_size`: sampling rate and expected number of records in a batch.
         - `noise_bands`: number of steps over which noise is correlated, where it is.
         - `uncovered_delta`: additional δ due to the bounded support of the noise, if above a tenth of delta.
         - `noise_end`: end of the noise, given with it, in standard deviations; None for an older version's.
@@ -214,7 +214,7 @@ def doubt_about(run: RunFolder, releases: int | None = None) -> str | None:
             # A ledger may be ahead of a checkpoint, which is written later, and never of a result.
             differs = releases != counted if ended else releases < counted
             if differs:
-                wrong = f"{releases} releases of {counted} that {witness} counts: it was cut, or is of another run"
+                wrong = f"{releases} releases, and {witness} counts {counted}: it was cut, or is of another run"
         if wrong is not None:
             return f"{run.ledger.name} has {wrong}"
     return None
@@ -230,7 +230,7 @@ def lost_ledger(run: RunFolder) -> str | None:
         return None
     for witness, statement, _ in _witnesses(run):
         if Seal.read(statement.get("ledger")) is not None or statement.get("releases"):
-            return f"{run.ledger.name} is missing, of which {witness} tells"
+            return f"{run.ledger.name} is missing, although {witness} refers to it"
     return None
 
 
@@ -255,7 +255,7 @@ def _witnesses(run: RunFolder) -> Iterator[tuple[str, dict[str, Any], bool]]:
 
 
 def shared_noise(runs: Iterable[RunFolder]) -> list[str]:
-    """One line for each two runs that share noise or lots for different releases."""
+    """One line for each two runs that share noise or batches for different releases."""
     drawn: dict[tuple[str, int, str], list[Path]] = {}
     for run in runs:
         for source in _sources(run.ledger):

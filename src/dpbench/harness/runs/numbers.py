@@ -1,4 +1,4 @@
-"""Figures as people read them: one form for each kind, wherever it is printed."""
+"""Formatting of figures: one form for each kind, wherever it is printed."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MOST_AUDITED = 1000.0
 
 
 def epsilon_text(epsilon: float | None, significant: int | None = None) -> str:
-    """An ε: three digits behind the point, or two in all where it is so large that it means nothing.
+    """Format an ε with three decimals, or two significant digits if it is too large to be meaningful.
 
     Args:
-        epsilon: None is infinite, as in files; not a number: there is none.
-        significant: So many digits in all instead, for figures that are compared with other accountants'.
+        epsilon: ε; None is infinite, as in files, and NaN means that there is none.
+        significant: Number of significant digits instead, for comparisons of accountants.
     """
     if epsilon is None:
         return "inf"
@@ -89,11 +89,11 @@ def mean_text(
     """A mean and its standard deviation: "85.00 ± 7.07" in percent, or "0.1234 ± 0.012".
 
     Args:
-        mean: None or not a number: there is none.
+        mean: The mean; None or NaN: there is none.
         deviation: The standard deviation; None or NaN for a single run.
         percent: True if the mean is in percent; otherwise four significant digits are shown, and two of the deviation.
         sign: "+" shows the sign of positive means, too.
-        digits: Behind the point, of percents.
+        digits: Decimals of percentages.
     """
     if mean is None or math.isnan(mean):
         return ABSENT
@@ -185,7 +185,7 @@ def _rounded_up(value: float) -> float:
 
 
 def uncovered_text(facts: Mapping[str, Any]) -> str | None:
-    """The δ that comes on top because noise ends somewhere, in one line for people; None where it is negligible.
+    """Additional δ due to the bounded support of the noise, in one readable line; None if it is negligible.
 
     Args:
         facts: Result of `runs.ledgers.noise_of`.
@@ -195,8 +195,8 @@ def uncovered_text(facts: Mapping[str, Any]) -> str | None:
     if beyond is None:
         return None
     if end is not None:
-        return f"{beyond:.2g} at most on top, whatever epsilon: noise ends at {end:g} standard deviations"
+        return f"at most {beyond:.2g} in addition, for any epsilon: noise ends at {end:g} standard deviations"
     return (
-        f"{beyond:.2g} or more on top, whatever epsilon, if there were no compiled kernels: without them the noise of "
-        "that version ended at 5.77 standard deviations"
+        f"at least {beyond:.2g} in addition, for any epsilon, without compiled kernels: without them the noise of that "
+        "version ended at 5.77 standard deviations"
     )

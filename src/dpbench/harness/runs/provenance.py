@@ -60,7 +60,7 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def fingerprint(config: dict[str, Any]) -> str:
-    """Names the settings of a run that determine its releases: only under the same may it be taken up again.
+    """Hash of the settings that determine the releases of a run, which may be resumed only with the same.
 
     The length of a run, and the number of its processes, decide none of them, but where noise is solved for a length.
     """

@@ -112,9 +112,9 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
 
     Args:
         path: The file.
-        columns: Must be there, and hold numbers where they are none of `words`.
+        columns: Required columns, numeric unless among `words`.
         remedy: Advice for the error; `{path}` stands for the file.
-        words: Columns that need not hold numbers; "*" for all others too.
+        words: Columns that need not be numeric; "*" for all others too.
 
     Raises:
         ConfigurationError: It is no such table.
@@ -129,7 +129,7 @@ def read_csv(path: Path, columns: Collection[str], remedy: str = AGAIN, words: C
     checked = columns if "*" in words else table.columns
     for name in checked:
         if name not in words and not pd.api.types.is_numeric_dtype(table[name]):
-            raise _damaged(path, f"its column {name} holds more than numbers", remedy)
+            raise _damaged(path, f"its column {name} is not numeric", remedy)
     return table
 
 
@@ -170,7 +170,7 @@ def read_checkpoint(path: Path, resumed: bool = False, trust: bool = False) -> d
         if isinstance(error, UnpicklingError) and not trust:
             _refuse_objects(path)
         raise _damaged(path, brief(error), remedy, "cannot be read") from error
-    _require(_Resumable if resumed else _Checkpoint, state, path, remedy, "is no checkpoint")
+    _require(_Resumable if resumed else _Checkpoint, state, path, remedy, "is not a checkpoint")
     return dict(state)
 
 
@@ -184,9 +184,9 @@ def _refuse_objects(path: Path) -> None:
         return
     if names:
         raise ConfigurationError(
-            f"{path} holds objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
-            "can run any code: only tensors and plain data are read. If the run is your own, add --trust; never for "
-            "somebody else's run."
+            f"{path} contains objects ({', '.join(names[:3])}{', ...' if len(names) > 3 else ''}), and unpickling them "
+            "can execute arbitrary code: only tensors and plain data are read. Add --trust if the run is your own, "
+            "never for a run of another person."
         )
 
 

@@ -57,12 +57,12 @@ def read_result(folder: RunFolder) -> dict[str, Any]:
 
 
 def is_audited(config: Mapping[str, Any]) -> bool:
-    """Return whether records of an audit join the lots of a configuration's runs, which changes their accuracy."""
+    """Return whether an audit adds canaries to the batches of a configuration's runs, which changes their accuracy."""
     return bool((config.get("audit") or {}).get("_target_"))
 
 
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
-    """Final figures of a run; where its model learned from records of an audit, none of how good it is."""
+    """Final figures of a run, without accuracies if its model was trained on canaries."""
     metrics: dict[str, float | None] = dict(record["metrics"])
     if is_audited(record["config"]):
         for name in record["metrics"]:
@@ -86,7 +86,7 @@ def audited_epsilon(privacy: Mapping[str, Any]) -> float:
 
 
 def verdict_of(privacy: Mapping[str, Any]) -> str | None:
-    """The verdict on a run, or why there is none; None where it was not audited."""
+    """Verdict on a run, or the reason why there is none; None if it was not audited."""
     audit = privacy.get("audit")
     if audit is None:
         return None

@@ -14,7 +14,7 @@ class Sweep:
     """A sweep that was started.
 
     Attributes:
-        folder: Below which its runs lie.
+        folder: Folder that contains its runs.
         swept: Keys to which it gave several values, as far as its words say so.
         before: Runs that were finished there before it began.
         study: Name of the study, for a sweeper that keeps its trials in a database.

@@ -399,7 +399,7 @@ class PldAccountant(Accountant):
         releases = sum(events.values())
         if estimate > PLD_LIMIT or releases > PLD_MOST_RELEASES:
             raise ConfigurationError(
-                f"the pld accountant is not computed above an epsilon of {PLD_LIMIT:.0e} or for more than "
+                f"the pld accountant supports an epsilon of at most {PLD_LIMIT:.0e} and at most "
                 f"{PLD_MOST_RELEASES:.0e} releases: use rdp."
             )
         first = next(iter(events))

@@ -280,7 +280,7 @@ class TrainingSetting:
             self._check_bands()
         elif not self.scheme.known_by_rate:
             raise ConfigurationError(
-                f"{self.sampling} batches cannot be solved for: a rate does not say all of them; use poisson or fixed."
+                f"cannot calibrate {self.sampling} batches, which a rate alone does not describe: use poisson or fixed."
             )
         if self.scheme.whole_lots:
             self._check_lot_size()
@@ -291,20 +291,20 @@ class TrainingSetting:
         # A rate of 1 may have been computed as a quotient.
         if self.sample_rate is not None and self.bands * self.sample_rate > 1 + 1e-9:
             raise ConfigurationError(
-                f"{self.bands} bands need a sample_rate of at most {1 / self.bands:.4g}, as each band draws from a "
-                f"group of its own, not {self.sample_rate:.4g}."
+                f"sample_rate must be at most {1 / self.bands:.4g} for {self.bands} bands (each draws from its own "
+                f"group of records), not {self.sample_rate:.4g}."
             )
         if self.steps is not None and self.bands > self.steps:
-            raise ConfigurationError(f"{self.bands} bands are more than {self.steps} steps.")
+            raise ConfigurationError(f"{self.bands} bands need at least as many steps, not {self.steps}.")
 
     def _check_lot_size(self) -> None:
         if self.population is None:
-            raise ConfigurationError("batches of fixed size need the population: how many records there are.")
+            raise ConfigurationError("batches of fixed size need the population, the number of records.")
         if self.sample_rate is not None:
             size = self.sample_rate * self.population
             rounded = round(size)
             if rounded < 1 or abs(size - rounded) > 1e-6 * size:
-                raise ConfigurationError(f"batches of fixed size hold a whole number of records, not {size:g}.")
+                raise ConfigurationError(f"batches of fixed size need a whole number of records, not {size:g}.")
 
     @property
     def scheme(self) -> type[Sampling]:
@@ -378,18 +378,18 @@ def unknown_of(
         ConfigurationError: Not exactly one is missing.
     """
     missing = missing_in(setting)
-    beside = ""
+    given = ""
     if target is not None:
         if setting.epsilon is not None:
             raise ConfigurationError(f"give epsilon={setting.epsilon:g} or {target}, not both.")
         missing.remove("epsilon")
-        beside = f" beside {target}"
+        given = f", given {target}"
     if len(missing) != 1 or (target is not None and missing == ["delta"]):
-        problem = f"missing are {', '.join(map(spelled, missing))}" if missing else "nothing is missing"
+        problem = f"missing: {', '.join(map(spelled, missing))}" if missing else "none is missing"
         noise, rate, steps, epsilon, delta = map(spelled, _UNKNOWNS)
         raise ConfigurationError(
             f"leave out exactly one of {noise}, {rate} (or {spelled('batch_size')}), {steps} (or {spelled('epochs')}), "
-            f"{epsilon} and {delta}{beside}: {problem}."
+            f"{epsilon} and {delta}{given} ({problem})."
         )
     return missing[0]
 
@@ -436,7 +436,7 @@ def _known_epsilon(setting: TrainingSetting, accountant: str) -> float:
             "another accountant."
         )
     if value < _SMALLEST_EPSILON:
-        raise ConfigurationError(f"the {accountant} accountant shows an epsilon of {value:.2g}: lower delta.")
+        raise ConfigurationError(f"the {accountant} accountant shows an epsilon of only {value:.2g}: lower delta.")
     return value
 
 
@@ -444,10 +444,10 @@ def _with_delta(setting: TrainingSetting, accountant: str) -> TrainingSetting:
     assert setting.epsilon is not None
     value = delta_of(setting.events, setting.epsilon, accountant)
     if not 0 < value < 1:
-        side = "delta is smaller than a number can be"
-        if value >= 1:
-            side = "no delta below 1 is shown"
-        raise ConfigurationError(f"at epsilon={setting.epsilon} {side} by the {accountant} accountant: change epsilon.")
+        remedy = "underflows: lower" if value < 1 else "is not below 1: raise"
+        raise ConfigurationError(
+            f"the delta of the {accountant} accountant at epsilon={setting.epsilon} {remedy} epsilon."
+        )
     return replace(setting, delta=value)
 
 
@@ -504,7 +504,9 @@ def _within(
             most = min(most, PLD_MOST_RELEASES - sum(setting.spent.values()))
         rounds = largest_count(lambda count: cost_at(count * bands), limit, most)
         if rounds == most:
-            raise ConfigurationError(f"{target or f'epsilon={limit}'} allows more than {most:.0e} steps: no limit.")
+            raise ConfigurationError(
+                f"{target or f'epsilon={limit}'} allows more than {most:.0e} steps, the most that are computed."
+            )
         return at(rounds * bands)
     if setting.scheme.whole_lots:
         population = setting.population or 1

@@ -76,8 +76,8 @@ def doubts_about(
         of_one_batch = float(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta))
     if of_one_batch > _MEANINGLESS:
         doubts.append(
-            f"a noise multiplier of {noise_multiplier:.3g} protects no {unit}: a single batch costs "
-            f"epsilon={of_one_batch:.3g}; raise it (values from 0.3 to 3 are usual)."
+            f"noise_multiplier={noise_multiplier:.3g} protects no {unit}: a single batch already costs "
+            f"epsilon={of_one_batch:.3g}; raise it (0.3 to 3 is usual)."
         )
     return doubts
 
@@ -360,7 +360,7 @@ def selection_epsilon(
     kinds = [composable(run, accountant) for run in runs]
     relations = {sampling.relation for counts in kinds for sampling, _ in counts}
     if len(relations) != 1:
-        raise ConfigurationError("a selection needs runs with releases, all under one neighboring relation.")
+        raise ConfigurationError("a selection needs runs with releases, all under the same neighboring relation.")
     curves = [renyi.curve(counts) for counts in kinds if counts]
     selected = selection.curve(renyi.orders, np.max(curves, axis=0))
     by_order = renyi.epsilon_by_order(selected, delta)

@@ -40,7 +40,7 @@ WITH_ROUNDS = 3  # the schema of phases whose steps depend on one another
 WITH_PLANS = 2
 KEPT = "kept:"  # begins replay key and sources of a run without a seed, whose keys were in a file until it ended
 WITHOUT_PLANS = 1  # the schema of phases that state no plan
-_SEEDED = {"noise": "that of the strategy", "lots": "that of the PrivateDataLoader"}
+_SEEDED = {"noise": "strategy", "batches": "PrivateDataLoader"}
 _SMALLEST = 1e-100  # ratio of noise and sensitivity whose square is still a number
 _NOT_A_LINE = (
     ValueError,  # ConfigurationError is one
@@ -220,7 +220,7 @@ class Ledger:
         import pandas as pd
 
         if self.wrong is not None:
-            warnings.warn(f"the ledger is not intact: {self.wrong}.", stacklevel=2)
+            warnings.warn(f"the ledger is damaged: {self.wrong}.", stacklevel=2)
         rows = []
         for phase, release in self.releases:
             for query in release.queries:
@@ -294,8 +294,8 @@ def check_one_population(ledgers: Mapping[str, Ledger]) -> None:
             other = getattr(first, field_name)
             if mine != other:
                 raise LedgerError(
-                    f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on other data or under another "
-                    "guarantee do not compose into one epsilon; account for each alone."
+                    f"{name} has {field_name} {mine!r}, {first_name} {other!r}: runs on different data or with "
+                    "different guarantees do not compose into one epsilon; account for each separately."
                 )
     for name, ledger in ledgers.items():
         header = ledger.header
@@ -330,7 +330,7 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
             header = ledger.headers[phase]
             sources = {
                 "noise": header.noise_source,
-                "lots": header.lot_source,
+                "batches": header.lot_source,
             }
             for kind, source in sources.items():
                 if source is None:
@@ -340,10 +340,10 @@ def check_own_randomness(ledgers: Mapping[str, Ledger]) -> None:
                     if _differ(mine, theirs):
                         origin = "kept key" if source.startswith(KEPT) else "seed"
                         raise LedgerError(
-                            f"{name} and {other} drew their {kind} from one {origin}, for different releases: together "
-                            "they reveal more than composition says, and no epsilon covers both. Publish one of them, "
-                            f"or train one again with another seed (seed=...; in Python {_SEEDED[kind]}; without a "
-                            "seed, from the beginning)."
+                            f"{name} and {other} drew their {kind} from the same {origin}, for different "
+                            "releases: no epsilon covers both. Publish only one of them, or train one again with "
+                            f"another seed (seed=...; in Python that of the {_SEEDED[kind]}) or, without a seed, from "
+                            "the beginning."
                         )
                 earlier.append((name, mine))
 
@@ -433,7 +433,7 @@ class _Reader:
         headers.append(header)
         due = len(headers) - 1
         if header.phase != due:
-            raise LedgerError(f"phase {header.phase} stands where phase {due} is due")
+            raise LedgerError(f"phase {header.phase} is where phase {due} is due")
         if schema == WITHOUT_PLANS:
             if "plan" in data:
                 raise LedgerError(f"a header of schema {WITHOUT_PLANS} has no plan")
@@ -495,8 +495,8 @@ class _Reader:
         number = line.number
         if number != awaiting:
             raise LedgerError(
-                f"the checksum of release {number} does not stand directly after the line of that release, or is its "
-                "second one"
+                f"the checksum of release {number} does not directly follow the line of that release, or is a second "
+                "one"
             )
         releases = self.ledger.releases
         phase, release = releases[-1]

@@ -31,11 +31,11 @@ def at_population(ledger: Ledger, population: int, lot_size: float | None = None
         drawn = release.sampling
         size = drawn.expected_batch_size if lot_size is None else lot_size
         if not drawn.known_by_rate:
-            raise ConfigurationError(
-                f"--population needs batches that a rate describes (poisson, fixed_size), not {drawn.kind}."
-            )
+            raise ConfigurationError(f"--population needs poisson or fixed_size batches, not {drawn.kind}.")
         if population < 1 or not 0 < size <= population:
-            raise ConfigurationError(f"batches of {size:g} {drawn.unit}s do not fit a population of {population}.")
+            raise ConfigurationError(
+                f"batches of {size:g} {drawn.unit}s cannot be drawn from a population of {population}."
+            )
         sampling = type(drawn).at_rate(population, size / population, drawn.unit)
         factor = 1.0
         if lot_size is not None:

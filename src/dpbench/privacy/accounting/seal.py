@@ -85,12 +85,12 @@ def difference(
     # What follows the last line break: nothing, or a line that is cut off.
     lines.pop()
     if len(lines) < seal.lines:
-        return f"{len(lines)} lines of at least {seal.lines} that {witness} knows: it was cut, or is of another run"
+        return f"{len(lines)} lines, and {witness} at least {seal.lines}: it was cut short, or belongs to another run"
     running = RunningSeal()
     beginning = [line + b"\n" for line in lines[: seal.lines]]
     running.update(b"".join(beginning))
     if running.seal != seal:
-        return f"other lines than {witness} has the hash of: it was edited, or is of another run"
+        return f"lines that do not match the hash in {witness}: it was edited, or belongs to another run"
     if ended and len(lines) > seal.lines:
         return f"{len(lines)} lines, where {witness} ended with {seal.lines}: it was continued by another run"
     return None

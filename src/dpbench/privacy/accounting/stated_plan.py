@@ -142,8 +142,8 @@ def _noise_from_dict(data: object) -> StatedNoise:
             further = entry_points(group=_FURTHER)
             if process not in further.names:
                 raise UnknownNoise(
-                    f"the ledger names the noise process {process!r}, which nothing that is installed knows: install "
-                    f"the capability or the plug-in that states it (entry points {_FURTHER})."
+                    f"no installed package knows the noise process {process!r} of the ledger: install the one that "
+                    f"provides it (entry points {_FURTHER})."
                 )
             kind = further[process].load()
     return kind.model_validate(data)
@@ -157,7 +157,7 @@ class _Summands(BaseModel, strict=True, extra="forbid", frozen=True):
 
 def _is_no_earlier_query(name: str) -> str:
     if name.startswith(EARLIER):
-        raise ValueError(f"the group {name!r} has a name that begins with {EARLIER!r}: call it otherwise")
+        raise ValueError(f"the name of group {name!r} must not begin with {EARLIER!r}: rename it")
     return name
 
 
@@ -251,18 +251,18 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         separation = self.sampling.cycle
         if self.noise.bands > separation:
             raise LedgerError(
-                f"the noise has {self.noise.bands} bands, and batches hold a record again after {separation} steps"
+                f"the noise has {self.noise.bands} bands, but batches contain a record again after {separation} steps"
             )
         moves = bool(self.noise.factors.root) or bool(self.size_factors.root)
         if self.noise.noise_multiplier is None and separation > 1:
             raise LedgerError(
-                f"the cost of {self.noise.process} stands in the line of each step, and only the first step of a round "
-                f"states that of batches of groups that take turns: state the process by an entry point of {_FURTHER}"
+                f"each step states the cost of {self.noise.process}, but cyclic batches need that of a whole round in "
+                f"its first step: state the process by an entry point of {_FURTHER}"
             )
         if moves and separation > 1:
-            raise LedgerError("noise or batches move, and batches of groups that take turns cost the same in each step")
+            raise LedgerError("noise or batch sizes change, but cyclic batches must cost the same in each step")
         if self.noise.bands > 1 and (self.bound_factors.root or self.summands.per_summand > 1):
-            raise LedgerError("correlated noise needs bounds that stay, of summands that are one record each")
+            raise LedgerError("correlated noise needs constant bounds, and summands of one record each")
 
     @property
     def has_rounds(self) -> bool:
@@ -290,8 +290,8 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         multiplier = self.noise.noise_multiplier
         if multiplier is None:
             raise LedgerError(
-                f"the noise process {self.noise.process} is not one of dpbench's: what a release costs stands in its "
-                "line, and cannot be computed from the plan."
+                f"the noise process {self.noise.process} is not one of dpbench's: each release states its cost, which "
+                "cannot be computed from the plan."
             )
         sampling = self.sampling_of(step)
         changes = record_changes(sampling, self.summands.per_summand)
@@ -316,7 +316,7 @@ class StatedPlan(BaseModel, strict=True, extra="forbid", frozen=True):
         """
         sampling = self.sampling_of(number)
         if number >= sampling.most_steps:
-            return f"release {number} is one more than the {sampling.most_steps:.0f} that its plan allows"
+            return f"release {number} (from 0) exceeds the {sampling.most_steps:.0f} that its plan allows"
         if event.sampling != sampling:
             return f"release {number} draws a batch by {event.sampling.to_dict()}, its plan by {sampling.to_dict()}"
         queries = [query for query in event.queries if not query.name.startswith(EARLIER)]

@@ -160,8 +160,8 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
     """
     if candidates < 2 or copies < 1:
         raise ConfigurationError(
-            "a reconstruction chooses among two candidates or more of a record that is there at least once, not among "
-            f"{candidates} of one that is there {copies} times."
+            f"a reconstruction needs at least 2 candidates and 1 copy of the record, not candidates={candidates} and "
+            f"copies={copies}."
         )
     ranks = np.arange(1, candidates, dtype=np.float64)
     probabilities = ranks / candidates

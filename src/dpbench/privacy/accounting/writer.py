@@ -148,16 +148,16 @@ class LedgerWriter:
         if size and (start or not _without_release(self.path)):
             if not resume:
                 raise LedgerError(
-                    f"{self.path} already records a run: resume that run, or give this one a place of its own (another "
-                    "folder, a trainer's default_root_dir=... or logger, or a strategy's ledger=...), or, with a new "
-                    "model, move the file away."
+                    f"{self.path} already records a run: resume that run, give this one another folder (a trainer's "
+                    "default_root_dir=... or logger, or a strategy's ledger=...), or, with a new model, move the file "
+                    "away."
                 )
             return self._continue(header, start, known)
         if start:
             raise LedgerError(
-                f"the checkpoint had made {start} releases, but {self.path} is missing or empty: a logger "
-                "takes a new folder for each trainer, and the ledger lies in that of the first. Give its path to the "
-                "strategy (ledger=.../ledger.jsonl), or put it there."
+                f"the checkpoint has {start} releases, but {self.path} is missing or empty: a logger takes a new "
+                "folder for each trainer, and the ledger is in the first one. Pass its path to the strategy "
+                "(ledger=.../ledger.jsonl), or copy it there."
             )
         os.ftruncate(self._file.fileno(), 0)  # of a run that failed before its first release, and cost nothing
         self._write(_header_line(header))
@@ -179,7 +179,7 @@ class LedgerWriter:
         _refuse_another_training_set(self.path, header, last)
         numbers = {release.number for _, release in ledger.releases}
         if start and start - 1 not in numbers:
-            raise LedgerError(f"the checkpoint had made {start} releases, but {self.path} ends before.")
+            raise LedgerError(f"the checkpoint has {start} releases, but {self.path} has fewer: restore the ledger.")
         self.events.update(ledger.events)
         header = replace(header, phase=last.phase)
         is_same_run = header == last
@@ -263,8 +263,8 @@ class LedgerWriter:
         """
         if self.differs(release):
             raise LedgerError(
-                f"release {release.number} is in {self.path} with another sum or other parameters: with the same noise "
-                "it would reveal the difference."
+                f"{self.path} records release {release.number} with another sum or other parameters: repeated with the "
+                "same noise, it would reveal the difference."
             )
         if self._ahead:
             _, lines = self._ahead.popleft()
@@ -290,8 +290,8 @@ class LedgerWriter:
         wrong = plan.contradiction(release.number, Event(release.sampling, release.queries))
         if wrong is not None:
             raise LedgerError(
-                f"{wrong}: the ledger {self.path} would contradict itself, and the release was not made. Noise or "
-                "sampling differ from those at the start of this run; this is a bug."
+                f"{wrong}: noise or sampling changed since the start of this run, so the release was not made and not "
+                f"written to {self.path}. This is a bug."
             )
 
     def _write(self, text: str) -> None:
@@ -344,5 +344,5 @@ def _refuse_another_training_set(path: Path, header: Header, last: Header) -> No
         if mine != recorded:
             raise LedgerError(
                 f"{path} has {name} {recorded!r}, this run {mine!r}: "
-                "one ledger describes one training set. Start a new run."
+                "a ledger describes one training set. Start a new run."
             )

@@ -15,8 +15,8 @@ from dpbench.privacy.gradients._interception import Interception, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
 
 _RARE = (
-    "nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn, or without a dimension of records, is "
-    "computed record by record (gradients=auto or one_by_one): leave these out to use the engine."
+    "the engine does not support nn.MultiheadAttention with kdim, vdim, add_bias_kv or add_zero_attn, or without a "
+    "dimension of records: leave these out, or set gradients=auto or one_by_one."
 )
 
 

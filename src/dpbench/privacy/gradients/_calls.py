@@ -33,8 +33,8 @@ def positional(
     if bound.kwargs:
         names = ", ".join(bound.kwargs)
         raise UnsupportedModuleError(
-            f"{kind.__name__} is called with {names} by name only: per-record gradients need "
-            "arguments that can be given by position."
+            f"{kind.__name__} is called with {names}, which can only be given by name: per-record gradients need "
+            "positional arguments."
         )
     return bound.args[1:]
 
@@ -46,8 +46,8 @@ _REENTRANT = (
 
 _WITHIN_BACKWARD = (
     "a backward pass within the backward pass (a custom autograd Function that calls backward(), as reversible "
-    "networks do) adds the gradients of its layers to p.grad, where nothing clips them, so that they would never be "
-    "trained: leave the Function out (torch.utils.checkpoint with use_reentrant=False saves memory, too)."
+    "networks do) adds gradients to p.grad that are not clipped, so its layers could not be trained: leave the "
+    "Function out (torch.utils.checkpoint with use_reentrant=False also saves memory)."
 )
 
 
@@ -74,8 +74,8 @@ def refuse_other_losses(loss: Tensor) -> None:
     """Raise ConfigurationError where a loss is not one number, or depends on nothing that is trained."""
     if loss.numel() != 1:
         raise ConfigurationError(
-            f"the loss must be one number, not a tensor of shape {tuple(loss.shape)}, as reduction='none' gives it: "
-            "return the mean over the records (with loss_reduction='sum' the sum)."
+            f"the loss must be one number, not a tensor of shape {tuple(loss.shape)} (reduction='none'?): return the "
+            "mean over the records (the sum with loss_reduction='sum')."
         )
     if not loss.requires_grad:
         raise ConfigurationError(

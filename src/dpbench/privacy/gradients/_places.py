@@ -84,7 +84,7 @@ def _inputs(use: Use) -> list[Tensor]:
 
 def _message(use: Use | SharedCall, place: object) -> str:
     if isinstance(place, Mixed):
-        return f"{use} is given rows of which no single record's are known ({place.place}: {place.reason})"
+        return f"the input of {use} has rows that belong to no single record ({place.place}: {place.reason})"
     if isinstance(place, Total):
-        return f"{use} is given a {place.over.value} over all records"
-    return f"{use} is given records in another arrangement than the engine takes them in ({place})"
+        return f"the input of {use} is a {place.over.value} over all records"
+    return f"the input of {use} has its records in an order that the engine does not support ({place})"

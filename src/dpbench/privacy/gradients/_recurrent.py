@@ -25,9 +25,8 @@ from dpbench.privacy.gradients._interception import Interception, LayerGradients
 from dpbench.privacy.gradients.parameter import InstantiatedGradients, OuterProductGradients
 
 _RARE = (
-    "{layer} is given a PackedSequence, or projects its hidden states (proj_size): per-record gradients of these are "
-    "computed record by record (gradients=auto or one_by_one). Pad the sequences, and leave proj_size out, to use the "
-    "engine."
+    "the engine does not support {layer} on a PackedSequence or with proj_size: pad the sequences and leave out "
+    "proj_size, or set gradients=auto or one_by_one."
 )
 
 

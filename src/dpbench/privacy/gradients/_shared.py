@@ -85,7 +85,7 @@ class SharedCall:
             UnsupportedModuleError: The function cannot be mapped over records, or gives other numbers for each alone.
         """
         if self.versions != _versions(self.leaves):
-            raise UnsupportedModuleError(f"what {self} was given was changed in place afterwards")
+            raise UnsupportedModuleError(f"the input of {self} was changed in place afterwards")
         dtype = max((grad.dtype for grad in grads if grad is not None), key=lambda dtype: dtype.itemsize)
 
         def in_front(x: Tensor, place: Axis | Total | None) -> Tensor:
@@ -276,7 +276,7 @@ class SharedCalls(TorchFunctionMode):
         dims = other.dim() - 1
         own = x[:1] if x.dim() > dims and x.stride(0) == 0 else x
         if place not in (0, Axis(0)) or (x.dim() > dims and len(own) > 1):
-            self._problem = "attention is given what all records share in another form than once, or once for each"
+            self._problem = "attention gets what all records share neither once nor once for each record"
             return x
         shape = (*[1] * (dims - x.dim()), *own.shape[-dims:])
         expanded = own.expand(len(other), *shape)
@@ -423,5 +423,5 @@ def _out_of_place(function: Callable[..., Any]) -> Callable[..., Any]:
     name = f"__{name[3:]}" if name.startswith("__i") else name.rstrip("_")
     other = getattr(Tensor, name, None)
     if other is None:
-        raise UnsupportedModuleError(f"{function.__name__} writes what all records share beside records")
+        raise UnsupportedModuleError(f"{function.__name__} writes what all records share into a tensor of records")
     return other  # type: ignore[no-any-return]

@@ -68,8 +68,8 @@ class Use:
             return self.layer.get_parameter(name)
         except AttributeError as error:
             raise UnsupportedModuleError(
-                f"{name} of {self} is no longer a parameter: it was replaced during the training (by pruning, say), "
-                "and nothing is released to what took its place. Change the network before or after the training."
+                f"{name} of {self} is no longer a parameter: it was replaced during training (by pruning, say), and "
+                "its replacement gets no released gradient. Change the network before or after training."
             ) from error
 
     def refuse_changed(self) -> None:

@@ -212,8 +212,8 @@ class Discretization:
             raise ConfigurationError(f"unknown discretization_values {self.values!r}; known are {known}.")
         if not self.threshold and self.values != "kept":
             raise ConfigurationError(
-                "discretization_threshold must be above 0: signs of what is zero but for rounding depend on the other "
-                "records of a batch, so that no sensitivity holds for them. Take a small one, such as 1e-6."
+                "discretization_threshold must be above 0, such as 1e-6: the sign of a gradient that is zero up to "
+                "rounding depends on the other records of the batch, so no sensitivity holds for it."
             )
 
     def __call__(
@@ -264,7 +264,7 @@ def _squared_norms(gradients: Sequence[ParameterGradients]) -> Tensor:
 
 
 def check_threshold(threshold: float | None, name: str) -> None:
-    """Raise ConfigurationError unless the threshold is None or a number from 0 on."""
+    """Raise ConfigurationError unless the threshold is None or a number of at least 0."""
     if threshold is None:
         return
     if not 0 <= threshold <= _LARGEST:

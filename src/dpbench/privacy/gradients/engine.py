@@ -50,7 +50,7 @@ LossReduction = Literal["mean", "sum"]
 _Call = TypeVar("_Call", Use, SharedCall)
 
 _NO_GRADIENT = (
-    "the loss has no gradient: return it undetached, computed of the trained parameters outside of torch.no_grad() and "
+    "the loss has no gradient: return it undetached, computed from trained parameters outside torch.no_grad() and "
     "torch.inference_mode()."
 )
 
@@ -254,9 +254,9 @@ class PerRecordEngine:
                 return
             if not isinstance(output, Tensor):
                 raise UnsupportedModuleError(
-                    f"{name} ({type(layer).__name__}) returns something else than one tensor: per-record gradients of "
-                    "such a layer are computed record by record (gradients=auto or one_by_one). Put its own parameters "
-                    "into modules of their own, which return tensors, to use the engine."
+                    f"{name} ({type(layer).__name__}) has parameters and does not return a single tensor, which the "
+                    "engine does not support: move its parameters into submodules that do, or set gradients=auto or "
+                    "one_by_one."
                 )
             if not output.requires_grad:
                 return
@@ -302,8 +302,8 @@ class PerRecordEngine:
                 return
             if not interception.parts:
                 raise UnsupportedModuleError(
-                    f"{name} ({type(layer).__name__}) was computed in a way that per-record gradients do not know: "
-                    "call it in training mode, outside of torch.compile and torch.jit."
+                    f"{name} ({type(layer).__name__}) ran where per-record gradients cannot be computed: call it in "
+                    "training mode, outside torch.compile and torch.jit."
                 )
             for part in interception.parts:
                 edges = tuple(edge for edge in part.edges if edge is not None)

@@ -414,7 +414,7 @@ def refuse_other_values(values: Tensor, output: Tensor) -> None:
         atol=1e-5 * looseness,
         equal_nan=True,
     ):
-        raise UnsupportedModuleError("its output for a record depends on the other records of the batch, or on chance")
+        raise UnsupportedModuleError("its output for a record depends on the other records of the batch, or is random")
 
 
 def _map_tensors(function: Callable[[Tensor], Tensor], arguments: Arguments) -> Arguments:

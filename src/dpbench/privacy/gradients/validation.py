@@ -78,8 +78,8 @@ def trainable_of(model: nn.Module, loss_reduction: str) -> dict[str, nn.Paramete
     for name, parameter in trainable.items():
         if parameter.is_complex():
             raise UnsupportedModuleError(
-                f"{name} is complex, and noise is real: make it a real parameter with a last dimension of 2, of which "
-                "forward makes complex numbers (torch.view_as_complex)."
+                f"{name} is complex, but noise is real: make it a real parameter with a last dimension of 2, and "
+                "convert it in forward (torch.view_as_complex)."
             )
     return trainable
 
@@ -123,10 +123,10 @@ def _problem(module: nn.Module) -> str | None:
 def _record_problem(module: nn.Module) -> str | None:
     """Problems of modules with or without parameters: code without hooks, and records that are mixed."""
     if isinstance(module, torch.jit.ScriptModule):
-        return "is compiled by TorchScript, which lets no hooks in; take the module that it was made from"
+        return "is compiled by TorchScript, which allows no hooks; use the module that it was compiled from"
     hooks = module._forward_pre_hooks.values()
     if any(isinstance(hook, BasePruningMethod) for hook in hooks):
-        return "is pruned, so that its weight is computed from others; make it plain (torch.nn.utils.prune.remove)"
+        return "is pruned, so its weight is computed from another; make it permanent (torch.nn.utils.prune.remove)"
     return _statistics_problem(module)
 
 
@@ -134,8 +134,8 @@ def _statistics_problem(module: nn.Module) -> str | None:
     """Statistics over records, which a layer keeps or computes with."""
     if isinstance(module, _BatchNorm) and (module.training or module.running_mean is None):
         return (
-            "mixes the records of a batch; call its eval() before training, which Lightning keeps, to use the running "
-            "statistics of a pretrained network, or replace it by torch.nn.GroupNorm, as dpbench.fix(model) does"
+            "mixes the records of a batch; replace it by torch.nn.GroupNorm (dpbench.fix(model) does), or call its "
+            "eval() before training (Lightning keeps it) to use the running statistics of a pretrained network"
         )
     if isinstance(module, _InstanceNorm) and module.track_running_stats and module.training:
         return "keeps running statistics of private records; set track_running_stats=False"
@@ -164,7 +164,7 @@ def _weight_problem(module: nn.Module) -> str | None:
             "(torch.nn.utils.parametrize.remove_parametrizations)"
         )
     if "WeightNorm" in hooks:
-        return "computes its weight from other parameters; take torch.nn.utils.parametrizations.weight_norm"
+        return "computes its weight from other parameters; use torch.nn.utils.parametrizations.weight_norm"
     return None
 
 

@@ -234,7 +234,7 @@ class BoundedSums:
         sizes = [statistic.size for statistic in statistics]
         if sizes != [1] * len(groups):
             raise ConfigurationError(
-                f"{type(self._adaptation).__name__}.statistics must return a statistic of one number for each of "
+                f"{type(self._adaptation).__name__}.statistics must return one statistic of size 1 for each of "
                 f"{len(groups)} groups, not {len(sizes)} of sizes {sizes}."
             )
         if not squared_norms.shape[1]:

@@ -118,9 +118,9 @@ def normalizing(stability: float) -> ClipFactors:
     """
     if not _LEAST_STABILITY <= stability < math.inf:
         raise ConfigurationError(
-            f"stability must be a number from {_LEAST_STABILITY:g} on, not {stability}: below (AUTO-V has 0), the "
-            "rounding error of a record that is learned already would count as a whole gradient, and it depends on the "
-            "other records of a batch, so that no sensitivity holds. 0.01 is the paper's."
+            f"stability must be at least {_LEAST_STABILITY:g}, not {stability} (the paper uses 0.01): below that, the "
+            "rounding error of a record without a gradient would be scaled up to the bound, and it depends on the "
+            "other records of the batch, so no sensitivity holds."
         )
     return partial(normalize_weights, stability=stability)
 
@@ -198,16 +198,16 @@ class CappedFactors:
         if not clips.all():
             position = int(clips.int().argmin())
             raise ConfigurationError(
-                f"clip_factors={self._name} returns the factor {float(factors[position]):.4g} for a squared norm of "
-                f"{float(squared_norms[position]):.4g}, not a finite one from 0 to max_grad_norm / norm = "
-                f"{float(bound / norms[position]):.4g}: it is given squared norms, so take squared_norms.sqrt() first."
+                f"clip_factors={self._name} returns {float(factors[position]):.4g} for a squared norm of "
+                f"{float(squared_norms[position]):.4g}: a factor must be finite, from 0 to max_grad_norm / norm = "
+                f"{float(bound / norms[position]):.4g}. Its argument is squared norms: take squared_norms.sqrt() first."
             )
         again = self._rule(squared_norms.clone(), bound).to(squared_norms)
         alone = self._of_each_alone(squared_norms, bound)
         problems = {
-            "other factors when it is called again with the same squared norms: make it a function without random "
+            "different factors for the same squared norms when called again: make it a function without random "
             "numbers or state.": again,
-            "another factor for a record alone than among others: compute each factor from the record's own squared "
+            "different factors for a record alone and among others: compute each factor from the record's own squared "
             "norm, without means, quantiles or counts over the batch.": alone,
         }
         for problem, others in problems.items():

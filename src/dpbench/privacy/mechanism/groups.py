@@ -62,7 +62,7 @@ def by_pattern(names: Sequence[str], patterns: Patterns) -> Partition:
     if repeated:
         raise ConfigurationError(f"groups overlap: {', '.join(repeated)}; each parameter belongs to exactly one group.")
     if missing:
-        raise ConfigurationError(f"no group takes {', '.join(missing)}; add a group with a pattern for it.")
+        raise ConfigurationError(f"no group contains {', '.join(missing)}; add a pattern for it.")
     return partition
 
 

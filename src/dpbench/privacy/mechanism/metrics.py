@@ -41,8 +41,8 @@ class PrivateMetrics:
     def __post_init__(self) -> None:
         if not isinstance(self.bounds, Mapping) or not self.bounds:
             raise ConfigurationError(
-                f"metrics must be names with a bound each, such as {{accuracy: 1, loss: 3}}, not {self.bounds!r}; "
-                "leave it out (null) to release none."
+                f"metrics must map names to bounds, such as {{accuracy: 1, loss: 3}}, not {self.bounds!r}; leave it "
+                "out (null) to release none."
             )
         for name, bound in self.bounds.items():
             is_number = isinstance(bound, int | float)

@@ -131,9 +131,9 @@ class ReleasePlan:
             own_multiplier = 1 / math.sqrt(spent)
             names = ", ".join(statistic.name for statistic in self.statistics[:4])
             raise ConfigurationError(
-                f"the statistics beside the gradient ({names}) alone cost more "
-                f"than noise_multiplier={self.noise_multiplier:.4g} allows (Theorem 1 has no solution): give them "
-                f"more noise (their own multiplier is {own_multiplier:.4g}), or lower noise_multiplier."
+                f"the statistics released with the gradient ({names}) alone cost more than "
+                f"noise_multiplier={self.noise_multiplier:.4g} allows: give them more noise (their own multiplier is "
+                f"{own_multiplier:.4g}), or lower noise_multiplier."
             )
         return 1 / math.sqrt(remaining)
 

@@ -112,15 +112,15 @@ def factors_of(
     else:
         values = list(schedule)
     if len(values) != count:
-        raise ConfigurationError(f"{name} has {len(values)} factors, and the training {count} steps: give one each.")
+        raise ConfigurationError(f"{name} has {len(values)} factors for {count} steps: give one for each step.")
     number: Any
     for step, number in enumerate(values):
         # A bool is an int to Python.
         is_number = isinstance(number, numbers.Real) and not isinstance(number, bool)
         if not is_number or not _SMALLEST <= number <= _LARGEST:
             raise ConfigurationError(
-                f"{name} must be a positive number at every step, from {_SMALLEST:g} to {_LARGEST:g}, and is "
-                f"{number!r} at step {step}."
+                f"{name} must be a positive number from {_SMALLEST:g} to {_LARGEST:g} at every step, not {number!r} "
+                f"(step {step})."
             )
     return Factors(tuple(map(float, values)))
 
@@ -133,7 +133,7 @@ def check_schedule(name: str, schedule: Schedule | None) -> None:
         _named(name, schedule)
     elif not isinstance(schedule, Sequence) and not callable(schedule):
         raise ConfigurationError(
-            f"{name} must be {FORMS}, or a list with a factor for each step, or a function, not {schedule!r}."
+            f"{name} must be {FORMS}, a list with a factor for each step, or a function, not {schedule!r}."
         )
 
 

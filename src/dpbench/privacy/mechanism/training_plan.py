@@ -26,7 +26,7 @@ from dpbench.privacy.mechanism.schedules import CONSTANT, Factors
 from dpbench.privacy.sampling import Sampling
 
 _DIGITS = 32  # hexadecimal, of the digest
-_FIXED = "correlated noise needs sensitivity and noise that are the same in each step, and here "
+_FIXED = "correlated noise needs the same sensitivity and noise in each step, but "
 _ROUNDING = 1e-9
 
 
@@ -69,28 +69,28 @@ class TrainingPlan:
         bands = self.noise.bands
         if bands < 2 or math.hypot(*self.noise.whitening or ()) > 1 + _ROUNDING:
             raise ConfigurationError(
-                f"the noise of a step depends on that of others by {name_of(type(self.noise))}, which does not say "
-                "how: its cost is unknown. State the coefficients, of norm 1, that make it independent (whitening), or "
-                "independent = True if each step draws from its own key alone."
+                f"{name_of(type(self.noise))} correlates the noise of steps without stating how, so its cost is "
+                "unknown: state the coefficients, of norm 1, that make it independent (whitening), or independent = "
+                "True if each step draws from its own key alone."
             )
         if self.sampling.cycle < bands:
             self.sampling.in_groups(bands)  # says why not
             raise ConfigurationError(
-                f"the batches hold a record at most once in {self.sampling.cycle} steps, and the noise has "
-                f"{bands} bands: give both the same number."
+                f"the batches contain a record at most once in {self.sampling.cycle} steps, but the noise has {bands} "
+                "bands: give both the same number."
             )
         if self.recipe.adaptation is not None:
             raise ConfigurationError(
-                f"{_FIXED}bounds adapt: use a strategy with fixed bounds (dpsgd), or strategy.noise=gaussian."
+                f"{_FIXED}the bounds adapt: use a strategy with fixed bounds (dpsgd), or strategy.noise=gaussian."
             )
         if self.bound_factors:
-            raise ConfigurationError(f"{_FIXED}bounds move: leave out max_grad_norm_schedule.")
+            raise ConfigurationError(f"{_FIXED}the bounds change: leave out max_grad_norm_schedule.")
         if self.size_factors:
-            raise ConfigurationError(f"{_FIXED}batches do: leave out expected_batch_size_schedule.")
+            raise ConfigurationError(f"{_FIXED}the batch size changes: leave out expected_batch_size_schedule.")
         if self.summands.per_summand > 1:
             raise ConfigurationError(
-                "correlated noise is accounted for records that are clipped one by one, and here they are in "
-                "microbatches: set microbatch_size=1."
+                "correlated noise needs records that are clipped one by one, not in microbatches: set "
+                "microbatch_size=1."
             )
 
     def release(self, step: int, bounds: Sequence[float] | None = None) -> ReleasePlan:

@@ -74,8 +74,8 @@ def library() -> ctypes.CDLL | None:
         return built
     if choice == "on":
         raise ConfigurationError(
-            f"engine.native=on, but the kernels cannot be used: {built}. Install g++, or "
-            "set engine.native=auto for pure PyTorch where they are missing."
+            f"engine.native=on, but the kernels cannot be used: {built}. Install g++, or set engine.native=auto to "
+            "fall back to PyTorch."
         )
     return None
 
@@ -86,8 +86,8 @@ def warn_if_missing() -> None:
     built = None if mode() == "off" else _build()
     if isinstance(built, str) and is_first_process():
         warnings.warn(
-            f"there are no compiled kernels ({built}): pure PyTorch computes, as privately, but more slowly. "
-            "engine.native=off says that this is meant.",
+            f"no compiled kernels ({built}): falling back to PyTorch, which is as private but slower. Set "
+            "engine.native=off to use PyTorch without this warning.",
             stacklevel=2,
         )
 
@@ -119,7 +119,7 @@ def _processor() -> str:
 def _build() -> ctypes.CDLL | str:
     """Load the library, after compiling it if missing; or return the reason of the failure in one line."""
     if sys.platform != "linux":
-        return "they are made for Linux"
+        return "they need Linux"
     try:
         library = _from_cache()
     except subprocess.CalledProcessError as error:
@@ -129,7 +129,7 @@ def _build() -> ctypes.CDLL | str:
         return brief(error)
     wrong = wrong_answers(library)
     if wrong is not None:
-        return f"those of {cache_folder()} compute wrongly ({wrong}): delete this folder"
+        return f"those in {cache_folder()} give wrong results ({wrong}): delete this folder"
     return library
 
 
@@ -169,11 +169,11 @@ def _mistrust(file: Path) -> str | None:
             continue
         status = path.lstat()
         if status.st_uid not in (0, os.geteuid()):
-            return f"{path} belongs to another user (number {status.st_uid})"
+            return f"{path} belongs to another user (uid {status.st_uid})"
         is_writable = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
         is_sticky = height > 1 and status.st_mode & stat.S_ISVTX
         if is_writable and not is_sticky:
-            return f"{path} may be written by other users"
+            return f"{path} is writable by other users"
     return None
 
 
@@ -187,8 +187,8 @@ def _for_this_process(doubt: str) -> ctypes.CDLL:
         library = _load(file)
     if is_first_process():
         warnings.warn(
-            f"the kernels were compiled for this process alone, because {doubt}: let nobody else write there, or set "
-            "XDG_CACHE_HOME to a folder of your own, so that the next process need not compile them again.",
+            f"the kernels were compiled for this process only, because {doubt}: to reuse them in later processes, "
+            "change these permissions, or set XDG_CACHE_HOME to a folder of your own.",
             stacklevel=2,
         )
     return library

@@ -237,7 +237,7 @@ def _read_parts(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any,
         axis.note_read(name)
     made = own(*args, **kwargs)
     if axis.reads and isinstance(made, Tensor) and axis.place_of(made) is None:  # perhaps of a value that was read
-        reason = "a number of Python's, after a value was read"
+        reason = "a Python number, after a value was read"
         set_tag(made, Lone(axis.batch) if axis.records == 1 else Mixed(axis.batch, calling_line(), name, reason))
     return made
 
@@ -259,7 +259,7 @@ def _quietly(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kw
 
 
 def _start(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    axis.note_read("Thread.start", "a thread starts, of which nothing is seen")
+    axis.note_read("Thread.start", "a thread starts, which cannot be followed")
     return own(*args, **kwargs)
 
 
@@ -277,7 +277,7 @@ def _hook(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwarg
 
 
 def _hook_of_gradients(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    axis.note_read(name, "a function of its own is given the gradient of all records")
+    axis.note_read(name, "a custom function receives the gradient of all records")
     return own(*args, **kwargs)
 
 
@@ -297,7 +297,7 @@ def _metric(axis: RecordAxis, name: str, own: Callable[..., Any], args: Any, kwa
         if isinstance(x, Tensor) and axis.place_of(x) is None:
             set_tag(x, Mixed(axis.batch, calling_line(), name, "a metric of all records"))
         elif isinstance(x, (bool, int, float)):
-            axis.note_read(name, "a metric is a number of Python's")
+            axis.note_read(name, "a metric is a Python number")
     return value
 
 

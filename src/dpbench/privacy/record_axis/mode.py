@@ -75,7 +75,7 @@ _LINEAR = frozenset(
 _OVERWRITES = frozenset(["copy_", "fill_", "zero_"])
 """Operators that do not read the tensors that they write to."""
 
-SEEDED = "random numbers are seeded: they may be the same at each step, and others for each place"
+SEEDED = "random numbers are seeded: they may repeat at each step, and differ by position in the batch"
 
 IN_BATCH = "the batch contains"
 """Beginning of reasons that lie in the batch, which explain all that is mixed."""
@@ -418,7 +418,7 @@ class RecordAxis(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return whole(rows)
         if old == new:
             return old  # type: ignore[no-any-return]
-        return self.mix(name, "written beside other records or public numbers")
+        return self.mix(name, "written into other records or public numbers")
 
 
 class _Inputs:

@@ -248,7 +248,7 @@ class Call:
             aligned = (own_records * own_axis.inner) % (self.records * axis.inner) == 0
             if own_axis.dim == dim and repeats and aligned:
                 return
-        raise Mixes("numbers that differ by the place in the batch")
+        raise Mixes("numbers that differ by position in the batch")
 
     def require_along(self, t: Any, axis: Axis, dims: int | None = None) -> None:
         """Refuse an input that has its records elsewhere than along an axis, or public numbers that differ along it.

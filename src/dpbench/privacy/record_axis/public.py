@@ -167,7 +167,7 @@ def _overwrite(call: Call, t: Tensor, outcome: Any, records: int, is_random: boo
         return
     by_place: Tag = Joint(call.batch) if is_random else Local(call.batch)
     if is_private(old):
-        reason = "numbers that differ by the place in the batch are written beside records"
+        reason = "numbers that differ by position in the batch are written into records"
         by_place = Mixed(call.batch, calling_line(), "", reason)
     rows = _rows_written(call, t, old, outcome, records, is_random)
     place = None if rows is None else arrangement(t, rows)

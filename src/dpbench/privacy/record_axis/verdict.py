@@ -89,7 +89,7 @@ def _cause(axis: RecordAxis, loss: Any, over: Over) -> Mixed | None:
         return Mixed(axis.batch, UNKNOWN, "", "a loss of an unknown kind of tensor")
     tag = tag_of(loss)
     if tag is None and loss.requires_grad:
-        return Mixed(axis.batch, UNKNOWN, "", "the loss was computed where nothing is seen")
+        return Mixed(axis.batch, UNKNOWN, "", "the loss was computed where operations cannot be followed")
     if isinstance(tag, Unwritten):
         return Mixed(axis.batch, UNKNOWN, "", "memory that unseen code wrote")
     if tag is None or not is_private(tag):
@@ -109,7 +109,7 @@ def _cause(axis: RecordAxis, loss: Any, over: Over) -> Mixed | None:
             "",
             f"the loss is a {tag.over.value} over the records, and loss_reduction={over.value!r} is declared",
         )
-    return Mixed(axis.batch, UNKNOWN, "", "the loss is no sum or mean over all records")
+    return Mixed(axis.batch, UNKNOWN, "", "the loss is not a sum or mean over all records")
 
 
 def _event(tag: Mixed) -> Event:

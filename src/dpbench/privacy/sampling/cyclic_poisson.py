@@ -45,7 +45,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
         _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.cycle_length) is not int or self.cycle_length < 1:
             raise ConfigurationError(
-                f"cycle_length must be a whole number of steps from 1 on, not {self.cycle_length!r}."
+                f"cycle_length must be a whole number of steps, at least 1, not {self.cycle_length!r}."
             )
         if type(self.turn) is not int or not 0 <= self.turn < self.cycle_length:
             raise ConfigurationError(f"turn must lie from 0 to {self.cycle_length - 1}, not {self.turn!r}.")
@@ -53,7 +53,7 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
         if self.cycle_length * self.sample_rate > 1 + 1e-9:
             raise ConfigurationError(
                 f"{self.cycle_length} bands need batches of at most {self.population / self.cycle_length:g} of "
-                f"{self.population} {self.unit}s, as each band draws from a group of its own, not "
+                f"{self.population} {self.unit}s (each band draws from its own group), not "
                 f"{self.expected_batch_size:g}: lower strategy.bands or expected_batch_size."
             )
 
@@ -69,8 +69,8 @@ class CyclicPoissonSampling(TakingTurns, Sampling):
         """One group is all records: then batches are Poisson's."""
         if 1 < self.cycle_length < groups:
             raise ConfigurationError(
-                f"the batches take turns among {self.cycle_length} groups of {self.unit}s, and the noise has {groups} "
-                "bands: at least as many groups, or leave cycle_length out."
+                f"cycle_length={self.cycle_length} is below the {groups} bands of the noise: set it to at least "
+                f"{groups}, or leave it out."
             )
         if self.cycle_length > 1:
             return self

@@ -113,7 +113,7 @@ class TruncatedPoissonSampling(Sampling):
         _ = PoissonSampling(self.population, self.sample_rate)  # refuses values out of range
         if type(self.max_batch_size) is not int or self.max_batch_size < 1:
             raise ConfigurationError(
-                f"max_batch_size must be a whole number of records from 1 on, not {self.max_batch_size!r}."
+                f"max_batch_size must be a whole number of records, at least 1, not {self.max_batch_size!r}."
             )
 
     @classmethod

@@ -157,11 +157,11 @@ class Sampling(ABC):
         rate = self.rate * factor
         rebuilt = type(self).at_rate(self.population, self.rate, self.unit)
         if self.everybody or self.lots_per_draw > 1 or not _alike(self, rebuilt):
-            raise ConfigurationError(f"{self.kind!r} batches have one size: leave expected_batch_size_schedule out.")
+            raise ConfigurationError(f"{self.kind!r} batches have one size: leave out expected_batch_size_schedule.")
         if not 1 <= rate * self.population <= self.population:
             raise ConfigurationError(
-                f"expected_batch_size_schedule gives batches of {rate * self.population:g} {self.unit}s: they must "
-                f"hold between 1 and all {self.population}."
+                f"expected_batch_size_schedule gives batches of {rate * self.population:g} {self.unit}s: they must lie "
+                f"between 1 and {self.population}."
             )
         return type(self).at_rate(self.population, rate, self.unit)
 
@@ -214,9 +214,8 @@ class Sampling(ABC):
         if groups == 1:
             return self
         raise ConfigurationError(
-            f"banded noise needs batches that hold a record at most once in {groups} steps, which {self.kind!r} "
-            "batches do not promise: data.sampling=cyclic_poisson (PrivateDataLoader.cyclic_poisson), or "
-            "min_separation."
+            f"banded noise needs batches that contain a record at most once in {groups} steps, not {self.kind}: use "
+            "data.sampling=cyclic_poisson (PrivateDataLoader.cyclic_poisson) or min_separation."
         )
 
     @property

@@ -53,7 +53,7 @@ class SeparatedSampling(TakingTurns, Sampling):
             )
         most = self.max_participations
         if most is not None and (type(most) is not int or most < 1):
-            raise ConfigurationError(f"max_participations must be a whole number from 1 on, or null, not {most!r}.")
+            raise ConfigurationError(f"max_participations must be a whole number of at least 1, or null, not {most!r}.")
         if type(self.turn) is not int or not 0 <= self.turn < self.min_separation:
             raise ConfigurationError(f"turn must lie from 0 to {self.min_separation - 1}, not {self.turn!r}.")
 
@@ -64,8 +64,8 @@ class SeparatedSampling(TakingTurns, Sampling):
             below = population / math.ceil(1 / rate)
             above = population / math.floor(1 / rate)
             raise ConfigurationError(
-                f"min_separation batches hold the {population} {unit}s over a whole number of steps: "
-                f"expected_batch_size={below:.10g} or {above:.10g}, not {rate * population:g}."
+                f"min_separation batches must cover the {population} {unit}s in a whole number of steps: set "
+                f"expected_batch_size to {below:.10g} or {above:.10g}, not {rate * population:g}."
             )
         return cls(population, separation, unit=unit)
 
@@ -76,7 +76,7 @@ class SeparatedSampling(TakingTurns, Sampling):
         """Participations have to lie as far apart as noise has bands."""
         if groups > self.min_separation:
             raise ConfigurationError(
-                f"the noise has {groups} bands, and {self.unit}s take part again after {self.min_separation} steps: "
+                f"the noise has {groups} bands, but {self.unit}s take part again after {self.min_separation} steps: "
                 f"lower strategy.bands to {self.min_separation}, or the batch size to {self.population / groups:g}."
             )
         return self

@@ -55,7 +55,7 @@ def nll_loss(call: Call) -> list[Outcome]:
         return [axis, None]
     if reduction == _MEAN:
         if weight is not None or not counts_alike(target, call["ignore_index"], axis, call.records):
-            raise Mixes("a mean over what counts in the batch (class weights, ignored targets)")
+            raise Mixes("a weighted mean over the batch (class weights, ignored targets)")
         return [Over.MEAN, None]
     return [Over.SUM, Over.SUM]
 
@@ -102,7 +102,7 @@ def ctc_loss(call: Call) -> list[Outcome]:
     call.require_along(targets, Axis(0))
     for length in (call["input_lengths"], call["target_lengths"]):
         if not isinstance(length, Tensor) and len(set(length)) > 1:
-            raise Mixes("lengths by the place in the batch")
+            raise Mixes("lengths by position in the batch")
         call.require_along(length, Axis(0))
     return [Axis(0), Axis(0)]
 

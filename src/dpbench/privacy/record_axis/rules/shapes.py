@@ -31,7 +31,7 @@ def cat(call: Call) -> Axis:
     for t in tensors:
         if call.axis(t) is None:
             if t.shape[dim] % rows:
-                raise Mixes("rows that belong to no record are put beside them")
+                raise Mixes("records are joined with rows that belong to no record")
             call.require_exchangeable(t, dim, Axis(dim, 1, inner))
     return Axis(dim, sum(t.shape[dim] for t in tensors) // rows, inner)
 
@@ -52,7 +52,7 @@ def pad(call: Call) -> Axis:
     axis = call.common_axis(x)
     place = 2 * (x.dim() - 1 - axis.dim)
     if any(widths[place : place + 2]):
-        raise Mixes("rows that belong to no record are put beside them")
+        raise Mixes("records are joined with rows that belong to no record")
     return axis
 
 
