@@ -23,6 +23,8 @@ def test_all_strategies_are_there() -> None:
 def test_the_old_name_of_the_loader_warns() -> None:
     with pytest.warns(FutureWarning, match="LotLoader is now PrivateDataLoader"):
         assert dpbench.LotLoader is dpbench.PrivateDataLoader
+    words = [sys.executable, "-c", "from dpbench import LotLoader"]
+    assert subprocess.run(words, capture_output=True, text=True).stderr.count("is now") == 1
 
 
 def test_the_package_alone_imports_no_torch() -> None:

@@ -68,8 +68,9 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module(_ELSEWHERE.get(name, "dpbench.strategies")), name)
     if name == "LotLoader":  # until 0.3
+        loader = __getattr__("PrivateDataLoader")  # first: imports change filters, after which a warning is shown again
         warnings.warn("LotLoader is now PrivateDataLoader.", FutureWarning, stacklevel=2)
-        return __getattr__("PrivateDataLoader")
+        return loader
     from dpbench.names import from_capability
 
     return from_capability("dpbench", name)

@@ -32,6 +32,10 @@ _LOADER = (
     "The loader draws the batches: PrivateDataLoader.poisson(dataset, expected_batch_size=...) (on the command line "
     "data.expected_batch_size)."
 )
+_TRUNCATED = (
+    "The sampling cuts batches: dpbench.privacy.sampling.TruncatedPoissonSampling, at its max_batch_size (on the "
+    "command line data.sampling=truncated_poisson)."
+)
 _ENTROPY = "Without a seed, noise comes from the operating system's entropy (on the command line strategy.secure=true)."
 _INSTEAD = {
     "epochs": _LENGTH,
@@ -43,6 +47,7 @@ _INSTEAD = {
     "sample_rate": _LOADER,
     "batch_size": _LOADER,
     "expected_batch_size": _LOADER,
+    "truncated_batch_size": _TRUNCATED,
     "secure_mode": _ENTROPY,
     "secure_rng": _ENTROPY,
     "noise_generator": _ENTROPY,

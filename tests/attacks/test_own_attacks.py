@@ -151,6 +151,29 @@ def test_gradients_are_not_clipped_after_their_release(tmp_path: Path) -> None:
         fit(tmp_path, Clipping())
 
 
+class ClippingByHand(Module):
+    """In manual optimization the gradient is released within the step, so that there is nothing to clip before it."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        self.clip_gradients(optimizer, gradient_clip_val=1e-9)
+        optimizer.step()
+
+
+class Sparse(Module):
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SparseAdam(self.parameters())
+
+
+@pytest.mark.parametrize(("module", "says"), [(ClippingByHand, "remove the call; max_"), (Sparse, "optim.Adam")])
+def test_what_needs_other_gradients_is_told(tmp_path: Path, module: Any, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        fit(tmp_path, module())
+
+
 def test_looking_at_released_gradients_is_free(tmp_path: Path) -> None:
     module = OwnHook(only_look)
     fit(tmp_path, module, callbacks=[Hook(only_look)])

@@ -103,6 +103,7 @@ def test_numbers_of_a_device_are_those_of_the_cpu() -> None:
     assert torch.equal(counted[~is_far_out], device[~is_far_out])
     torch.testing.assert_close(counted[is_far_out], device[is_far_out], rtol=0.05, atol=0.0)
     assert not torch.equal(counted[is_far_out], device[is_far_out])
+    assert len(normal_numbers(0, drawing(np.random.default_rng(3)))) == 0
 
 
 def test_noise_ends_where_ledgers_say() -> None:

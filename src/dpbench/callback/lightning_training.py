@@ -20,7 +20,9 @@ from torch.optim import Optimizer
 from dpbench.callback.lines import log_line
 from dpbench.data.records import Cohort
 from dpbench.data.separate_records import SeparateRecords
+from dpbench.errors import ConfigurationError
 from dpbench.guards.packages import overrides
+from dpbench.guards.parameters import parameters_of
 from dpbench.guards.withheld_loss import records_withheld, without_loss
 from dpbench.privacy.processes import Processes
 from dpbench.records.training import ReplacedMethods, Training, TrainingStep
@@ -104,8 +106,10 @@ class LightningTraining(Training):
         self._methods.replace("training_step", step)
         self._methods.replace("backward", backward)
         self._follow("on_train_batch_end", self.after_lot)
+        if not self.automatic_optimization:
+            self._methods.replace("clip_gradients", partial(_clip_released, self.module.clip_gradients))
         # In manual optimization no such hook is called.
-        if self.automatic_optimization and self._surround("on_before_zero_grad", records_withheld):
+        elif self._surround("on_before_zero_grad", records_withheld):
             self._follow("on_before_zero_grad", self.after_zero_grad)
 
     def watch_epochs(self, watched: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -235,6 +239,25 @@ class LightningTraining(Training):
     def inform(self, text: str) -> None:
         """Log a line, on the first process."""
         log_line(text)
+
+
+def _clip_released(
+    own: Callable[..., None],
+    optimizer: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> None:
+    """Clip gradients in manual optimization, if there are any: those of the private part are released by the step.
+
+    Raises:
+        ConfigurationError: There is no gradient yet.
+    """
+    if all(p.grad is None for p in parameters_of(optimizer)):
+        raise ConfigurationError(
+            "self.clip_gradients finds no gradient, since the step of the optimizer releases it: remove the call; "
+            "max_grad_norm clips each record."
+        )
+    own(optimizer, *args, **kwargs)
 
 
 def count_batches(trainer: pl.Trainer) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -46,6 +46,8 @@ def private_optimizer(
             updates_others = bool(updated - released)
     if len(private) != 1 or (part and updates_others):
         raise ConfigurationError(f"{part or 'the module'} needs exactly one optimizer, which updates nothing else.")
+    if isinstance(private[0], SparseAdam):
+        raise ConfigurationError("SparseAdam needs sparse gradients, and noise makes all dense: use torch.optim.Adam.")
     require_watched(private[0])
     return private[0]
 

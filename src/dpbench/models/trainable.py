@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-_KNOWN = "last_layer, bias, norm, lora:RANK (such as lora:8), a pattern of names ('*head*'), or several joined by +"
-_WILDCARDS = frozenset("*?[")
+_KNOWN = (
+    "last_layer, bias, norm, lora:RANK (such as lora:8), the name of a parameter or a pattern of names ('*head*'), or "
+    "several joined by +"
+)
 
 
 class LoRA(nn.Module):
@@ -62,7 +64,7 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
     * `last_layer`: the module that was registered last of those with parameters, such as a classifier's output.
     * `bias`: all biases (Bu et al. 2022, bu_bias_2022).
     * `norm`: weights and biases of layers whose class has "norm" in its name, such as `nn.LayerNorm`.
-    * A pattern with `*`, `?` or `[]`: parameters whose full names match, such as `*.attention.*`.
+    * The full name of a parameter, or a pattern of names with `*`, `?` or `[]`, such as `*.attention.*`.
     * `lora:RANK`: an adapter (`LoRA`) for each `nn.Linear`, except the last layer if that is trained itself
       (Yu et al. 2022).
 
@@ -77,7 +79,7 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
 
     Raises:
         TypeError: The model is no module.
-        ValueError: There is no such part, or nothing of it can be trained.
+        ValueError: There is no such part, or nothing of one can be trained.
 
     >>> train_only(nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), "lora:1+last_layer")
     ['0.down.weight', '0.up.weight', '2.weight', '2.bias']
@@ -91,17 +93,17 @@ def train_only(model: nn.Module, parts: str) -> list[str]:
         if part.startswith("lora:"):
             ranks.append(_rank(part, parts))
         else:
-            chosen.update(_parameters_of(part, model, last))
+            parameters = _parameters_of(part, model, last)
+            if not any(parameter.requires_grad for parameter in parameters):
+                raise ValueError(f"{part!r} trains nothing: the model has no such parameters, or froze them.")
+            chosen.update(parameters)
     # Frozen before adapters are added, whose parameters are trained; nothing is unfrozen that the caller froze.
     for parameter in model.parameters():
         if parameter not in chosen:
             parameter.requires_grad_(False)
     for rank in ranks:
         _add_adapters(model, rank, apart=last if "last_layer" in parts.split("+") else None)
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
-    if not trained:
-        raise ValueError(f"{parts!r} leaves nothing to train: the model has no such parameters, or they are frozen.")
-    return trained
+    return [name for name, p in model.named_parameters() if p.requires_grad]
 
 
 def _parameters_of(part: str, model: nn.Module, last: nn.Module) -> list[nn.Parameter]:
@@ -114,11 +116,9 @@ def _parameters_of(part: str, model: nn.Module, last: nn.Module) -> list[nn.Para
     if part == "norm":
         norms = [layer for layer in model.modules() if "norm" in type(layer).__name__.lower()]
         return [parameter for layer in norms for parameter in layer.parameters(recurse=False)]
-    if not _WILDCARDS & set(part):
-        raise ValueError(f"the trainable part must be {_KNOWN}, not {part!r}.")
     matching = [parameter for name, parameter in named if fnmatchcase(name, part)]
     if not matching:
-        raise ValueError(f"no parameter has a name like {part!r}: model.named_parameters() lists them.")
+        raise ValueError(f"no parameter has a name like {part!r} (model.named_parameters()): take {_KNOWN}.")
     return matching
 
 

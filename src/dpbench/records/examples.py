@@ -634,6 +634,8 @@ class Examples:
         except Exception as error:
             if self.reason is None or not isinstance(error, (ValueError, TypeError, IndexError)):
                 error.add_note(_ONE_RECORD)
+                if self.reason is not None:
+                    error.add_note(_RECORD_BY_RECORD.format(reason=self.reason))
                 raise
             raise UnsupportedModuleError(_NEITHER.format(reason=self.reason, error=brief(error))) from error
 

@@ -122,7 +122,7 @@ def test_users_are_recognized_by_all_their_examples(tmp_path: Path) -> None:
         ([], "name the sweep to attack, or train one"),
         (["--train", "2"], "--train must be at least 4"),
         (["--train", "4", "seed=7"], "decides seeds, members and folders"),
-        (["nowhere"], "nowhere is missing"),
+        (["nowhere"], "there is no folder nowhere"),
         (["runs", "--signal", "los"], "--signal must be one or both of loss, samples, not los"),
         (["runs/0-digits-mlp-dpsgd"], "at least 4 runs of a setting"),
     ],

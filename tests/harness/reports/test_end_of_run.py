@@ -6,15 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
 
 from dpbench.harness.reports.end_of_run import summary
 from dpbench.harness.runs.folder import RunFolder
+from tests.support.configs import composed
 
 
 def text_of(
     delta: float | None = 1e-5,
     epsilons: dict[str, float] | None = None,
     membership: dict[str, Any] | None = None,
+    folder: Path = Path("run"),
     **config: Any,
 ) -> str:
     privacy = {"delta": delta, "epsilon": epsilons or {"rdp": 1.0}, "unit": "user", "membership": membership}
@@ -26,7 +29,7 @@ def text_of(
         "seconds_total": 2.0,
         "config": {"data": {}, **config},
     }
-    return summary(record, RunFolder(Path("run")), "not logged")
+    return summary(record, RunFolder(folder), "not logged")
 
 
 def test_it_says_who_is_held_out() -> None:
@@ -62,3 +65,13 @@ def test_it_says_that_the_training_ended_early() -> None:
     assert "steps           3 of 500\n" in text_of(trainer={"max_steps": 500})
     assert "steps           3\n" in text_of(trainer={"max_steps": 3})
     assert "steps           3\n" in text_of(trainer={"max_steps": -1})
+
+
+def test_noise_that_nobody_chose_is_told(tmp_path: Path) -> None:
+    """Hydra's file has the word of conf/base/strategy.yaml where nothing has replaced it."""
+    (tmp_path / ".hydra").mkdir()
+    for target, noise, is_told in ((None, 1.1, False), (None, "default", True), (2.0, "default", False)):
+        words = [] if noise == "default" else [f"strategy.noise_multiplier={noise}"]
+        (tmp_path / ".hydra" / "config.yaml").write_text(OmegaConf.to_yaml(composed(*words)), encoding="utf-8")
+        text = text_of(folder=tmp_path, strategy={"target_epsilon": target})
+        assert ("no epsilon was asked for" in text) is is_told

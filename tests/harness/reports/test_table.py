@@ -66,7 +66,7 @@ def test_what_was_found_of_a_generator_is_shown(tmp_path: Path) -> None:
 def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
     written(tmp_path, "a: {}")
     (tmp_path / "empty").mkdir()
-    for name, why in {"nowhere": "is missing", "a/result.json": "is a file", "empty": "no finished run"}.items():
+    for name, why in {"nowhere": "no folder /", "a/result.json": "no folder /", "empty": "below the folder"}.items():
         for folders in ([tmp_path / name], [tmp_path / "a", tmp_path / name]):
             with pytest.raises(ConfigurationError, match=why):
                 RunTable.read(folders)

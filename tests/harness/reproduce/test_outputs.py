@@ -13,7 +13,9 @@ from scipy.stats import t
 
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.markdown import latex_rows, markdown_rows
+from dpbench.harness.reproduce import _pictures
 from dpbench.harness.reproduce._outputs import write_logged, write_outputs
+from dpbench.harness.reproduce._pictures import draw_table
 from dpbench.harness.reproduce._results import (
     collect,
     finished_runs,
@@ -157,6 +159,17 @@ def test_files_are_written_and_written_again_the_same(definition: Path, tmp_path
     assert before == {path.name: path.read_bytes() for path in out.iterdir()}
     assert "curves" not in page_of(table, measured, out)
     assert not list(out.glob("curves.*"))  # nothing stays of another definition
+
+
+def test_intervals_stay_on_the_axis(definition: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = read_table(str(definition))
+    measured = runs("short private 0.50 0.54 0.52")
+    figures: list[Any] = []
+    monkeypatch.setattr(_pictures, "write_figure", lambda path, figure: figures.append(figure))
+    line = summary(table, measured)
+    draw_table(table, measured, line, tmp_path)
+    (low, high), half = figures[0].axes[0].get_xlim(), line.iloc[0]["half"]
+    assert low < 52 - half < 52 + half < high
 
 
 def test_figures_are_not_shown_under_another_name_nor_of_a_cell_that_is_no_more(definition: Path) -> None:

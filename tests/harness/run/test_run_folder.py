@@ -111,7 +111,7 @@ def test_a_folder_in_use_is_refused_and_left_alone(trained: Callable[[str], Path
 
 
 def refuse(folder: Path, *names: str, error: BaseException | None = None) -> None:
-    with locked(RunFolder(folder)):
+    with locked(RunFolder(folder), loggers=["csv"]):
         for name in names:
             (folder / name).touch()
         raise error or ConfigurationError("foo")
@@ -125,7 +125,7 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"notes.txt", "wandb", "other.txt"}
     new = tmp_path / "new"
     with pytest.raises(KeyboardInterrupt):
-        refuse(new, "config.yaml", error=KeyboardInterrupt())
+        refuse(new, "config.yaml", "csv", "loggers.json", error=KeyboardInterrupt())
     assert not new.exists()
     with pytest.raises(ConfigurationError, match="foo"):
         refuse(new, "config.yaml", "ledger.jsonl")

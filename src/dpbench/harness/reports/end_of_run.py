@@ -21,6 +21,8 @@ from dpbench.harness.runs.numbers import (
 from dpbench.harness.runs.record import doubt, is_audited, verdict_of
 from dpbench.templates import render
 
+_DEFAULT_NOISE = "noise_multiplier: ${unless:"  # of conf/base/strategy.yaml, where nothing has replaced it
+
 
 class EndOfRun:
     """Gives the reports of a run to `run.train.train`, which knows nothing of reports."""
@@ -62,6 +64,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         mark=f" ({mark})" if mark else "",
         steps=_steps(record),
         noise=noise_text(privacy) if "noise_multiplier" in privacy else "",
+        chosen=_noise_is_chosen(record["config"], folder),
         held_out=_held_out(record["config"].get("data") or {}),
         shared_noise=shared_with_neighbors(folder),
         audit=_audit(privacy) if is_audited(record["config"]) else {},
@@ -119,6 +122,14 @@ def _steps(record: Mapping[str, Any]) -> str:
     """Number of steps, with the planned number if a budget or time limit ended the run."""
     planned = (record["config"].get("trainer") or {}).get("max_steps") or 0
     return f"{record['steps']} of {planned}" if planned > record["steps"] else str(record["steps"])
+
+
+def _noise_is_chosen(config: Mapping[str, Any], folder: RunFolder) -> bool:
+    """Return whether an epsilon or a noise multiplier was asked for, as Hydra's file of the run tells."""
+    if (config.get("strategy") or {}).get("target_epsilon") is not None:
+        return True
+    path = folder.hydra / "config.yaml"
+    return not (path.is_file() and _DEFAULT_NOISE in path.read_text(encoding="utf-8"))
 
 
 def _held_out(data: Mapping[str, Any]) -> str:

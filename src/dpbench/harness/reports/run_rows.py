@@ -138,7 +138,7 @@ def grouped(rows: Iterable[RunRow], kinds: Iterable[Hashable]) -> dict[Any, list
 def require_folder(path: Path) -> None:
     """Raise ConfigurationError where a path is no folder."""
     if not path.is_dir():
-        raise ConfigurationError(f"{path} is {'a file' if path.exists() else 'missing'}: name a folder.")
+        raise ConfigurationError(f"there is no folder {path}.")
 
 
 def row_of(folder: RunFolder, curves: bool = False) -> RunRow:

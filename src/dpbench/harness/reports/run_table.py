@@ -91,7 +91,7 @@ class RunTable:
             require_folder(source)
             below = finished_runs_below([source])
             if not below:
-                raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below {source}.")
+                raise ConfigurationError(f"no finished run (with a {RunFolder.result}) below the folder {source}.")
             folders.update(dict.fromkeys(below))
         rows = [row_of(folder, curves) for folder in folders]
         names = Counter(row.name for row in rows)

@@ -39,7 +39,6 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
     lines = lines.assign(place=lines["row"].map(places), half=lines["half"].where(lines["n"] > _FEW))
     figure = new_figure(8.0, 1.6 + len(rows) * (0.25 + 0.17 * len(columns)))
     axes = figure.add_subplot()
-    values = []
     # Columns of a row lie below each other, so that their intervals do not cover one another.
     shifts = np.linspace(-0.35, 0.35, 2 * len(columns) + 1)[1::2]
     for number, (column, shift) in enumerate(zip(columns, shifts, strict=True)):
@@ -52,15 +51,10 @@ def draw_table(table: Table, runs: pd.DataFrame, lines: pd.DataFrame, folder: Pa
         axes.errorbar(cells["mean"], height, xerr=cells["half"], fmt="o", color=color, capsize=3, label=label)
         if cells["paper"].notna().any():
             axes.plot(cells["paper"], height, "x", color=color, markersize=9, label=f"{column.label}, paper")
-        values += [part["value"], cells["paper"]]
     axes.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
     axes.invert_yaxis()
-    # Of what was measured, not of the intervals: those of few runs that differ much may be wider than the picture.
-    shown = pd.concat(values).dropna()
-    if len(shown):
-        least = 1.0 if table.measure.percent else 0.05 * shown.abs().max() or 1.0
-        margin = max(least, 0.15 * (shown.max() - shown.min()))
-        axes.set_xlim(table.measure.clipped(shown.min() - margin, shown.max() + margin))
+    axes.margins(x=0.15)
+    axes.set_xlim(table.measure.clipped(*axes.get_xlim()))
     axes.set_xlabel(table.measure.label)
     axes.set_title(table.title, fontsize=10)
     axes.grid(axis="x", alpha=0.3)

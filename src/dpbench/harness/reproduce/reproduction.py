@@ -137,7 +137,7 @@ def _announced(table: Table, selected: Table, missing: Sequence[Job]) -> str:
     """Say what will be run, and for how long."""
     hours = table.hours * len(missing) / (len(table.cells) * len(table.trials) * len(table.seeds))
     seeds = ", ".join(map(str, selected.seeds))
-    return f"{table.name}: {len(missing)} runs with seeds {seeds}, about {hours:.2g} hours on two cores"
+    return f"{table.name}: {len(missing)} run(s) with seed(s) {seeds}, about {hours:.2g} h on two cores"
 
 
 def refuse_changed_code(out: Path) -> None:

@@ -531,7 +531,7 @@ def listing(listed: Sequence[Mapping[str, Any]]) -> str:
     width = max(len(table["name"]) for table in listed)
     lines = []
     for table in listed:
-        hours = "" if table["hours"] is None else f" (about {table['hours']:g} hours on two cores)"
+        hours = "" if table["hours"] is None else f" (about {table['hours']:g} h on two cores)"
         lines.append(f"{table['name']:<{width}}  {table['title']}{hours}")
         for part in ("rows", "columns"):
             if len(table.get(part, [])) > 1:

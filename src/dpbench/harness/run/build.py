@@ -371,7 +371,8 @@ def _instance(make: Callable[..., Any], options: Mapping[str, Any], group: str) 
     except DPBenchError:
         raise
     except Exception as error:  # of Lightning's, PyTorch's or a user's own classes
-        raise ConfigurationError(f"{group}: {brief(error)}") from error
+        remedy = " Choose trainer=cpu." if "gpu backend" in str(error) else ""
+        raise ConfigurationError(f"{group}: {brief(error)}{remedy}") from error
 
 
 def _build(group: str, config: Mapping[str, Any]) -> Any:

@@ -106,6 +106,7 @@ def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str:
     for name in names:
         if isinstance(node[name], DictConfig) and key in node[name]:  # a key without its group
             hint = f" Did you mean {name}.{key}?"
-    if group == "trainer" and not hint:
-        hint = f" Another argument of Lightning's Trainer is added by a plus: +{key}=..."
+    target = str(node.get("_target_", "dpbench."))
+    if not hint and not target.startswith("dpbench."):  # files of ours list all options
+        hint = f" Another option of {target} is added by a plus: +{key}=..."
     return f"there is no key {key}.{hint} Known: {', '.join(names) or 'none, it has no options'}."

@@ -63,11 +63,11 @@ Tag = Annotated[str, Field(min_length=1, max_length=64), "a word of at most 64 l
 Duration = Annotated[str, AfterValidator(_is_duration), "a duration such as 45m, 2h30m, 1d12h or 1-12:00:00"]
 Metric = Annotated[str, Field(pattern=r"^[\w-]+(/[\w.-]+)+$"), "the name of a metric, such as val/accuracy"]
 RunPath = Annotated[str, Field(min_length=1), "the folder of a run"]
-_PART = r"(last_layer|bias|norm|lora:[1-9]\d*|[\w.*?\[\]!-]*[*?\[][\w.*?\[\]!-]*)"
+_PART = r"(last_layer|bias|norm|lora:[1-9]\d*|[\w.*?\[\]!-]*[.*?\[][\w.*?\[\]!-]*)"
 TrainableParts = Annotated[
     str,
     Field(pattern=rf"^{_PART}(\+{_PART})*$"),
-    "last_layer, bias, norm, lora:8 (or another rank), a pattern of names such as *head*, or several joined by +",
+    "last_layer, bias, norm, lora:8 (or another rank), a parameter's name, a pattern (*head*), or several joined by +",
 ]
 Schema = Annotated[int, Field(ge=SCHEMA, le=SCHEMA), f"left as it is: {SCHEMA}"]
 _WandbName = Annotated[str, Field(max_length=128), AfterValidator(_fits_wandb), "a name without any of / \\ # ? % :"]

@@ -32,7 +32,7 @@ from dpbench.harness.run._misfit import misfit_of
 from dpbench.harness.run._objective import values_of
 from dpbench.harness.run._resume import Reopened, is_started_again, prepare_folder, resuming
 from dpbench.harness.run._signals import interrupted_at_once
-from dpbench.harness.run.config import check_config, uses_wandb
+from dpbench.harness.run.config import check_config, other_loggers, uses_wandb
 from dpbench.harness.run.evaluation import moving_average
 from dpbench.harness.run.hydra_folder import has_workers, hydra_files, optimizes, output_dir, write_hydra_files
 from dpbench.harness.run.logs import EvaluationRow, Origin, build_loggers, log_end, origin_of, services
@@ -186,7 +186,7 @@ def _train_in_locked_folder(config: dict[str, Any], job: _Job) -> dict[str, Any]
         stack.enter_context(losses_explained(lambda: folder.command("resume") if folder.trained else None))
         config = with_launched_processes(config)
         # The first process locks for all: they write to one folder.
-        from_first_process(lambda: stack.enter_context(locked(folder)))
+        from_first_process(lambda: stack.enter_context(locked(folder, other_loggers(config))))
         require_shared_folder(folder.path)
         stack.enter_context(full_disk_explained(folder))
         if from_first_process(lambda: is_started_again(folder, config)):
@@ -244,8 +244,7 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
             write_atomically(folder.diverged, f"{error}\n")
         raise
     except MisconfigurationException as error:  # Lightning's, of settings that do not fit the data
-        remedy = " Choose trainer=cpu." if "gpu backend" in str(error) else ""
-        raise ConfigurationError(f"trainer: {brief(error)}{remedy}") from error
+        raise ConfigurationError(f"trainer: {brief(error)}") from error
     finally:
         if uses_wandb(config) and is_first():
             logs.finish_wandb(run, failed)

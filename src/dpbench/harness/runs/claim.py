@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from dpbench.harness.runs.folder import RunFolder
 from dpbench.locks import open_locked
 
 _OURS = {RunFolder.hydra, RunFolder.log, RunFolder.checkpoints, RunFolder.config, RunFolder.wandb}
-_OURS |= {RunFolder.lock, RunFolder.job}
+_OURS |= {RunFolder.lock, RunFolder.job, RunFolder.loggers}
+_made: set[Path] = set()  # folders above those of this process's runs
 _not_removed: set[Path] = set()  # folders that were there before this process's run, or have been given up by it
 
 
@@ -26,6 +27,7 @@ def make_new(folder: Path) -> Path:
     Raises:
         OSError: It cannot be made.
     """
+    _made.update(parent for parent in folder.absolute().parents if not parent.exists())
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
@@ -43,17 +45,24 @@ def keep_existing(folder: Path) -> None:
 
 
 def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a job that was refused before it held it."""
-    if folder.resolve() not in _not_removed:
-        with suppress(OSError):  # not empty
+    """Remove the folder of a job that was refused before it held it, and those above that were made for it."""
+    with suppress(OSError):  # not empty
+        if folder.resolve() not in _not_removed:
             folder.rmdir()
+        for parent in folder.parents:
+            if parent in _made:
+                parent.rmdir()
 
 
 @contextmanager
-def locked(folder: RunFolder) -> Iterator[None]:
+def locked(folder: RunFolder, loggers: Collection[str] = ()) -> Iterator[None]:
     """Lock a folder for the training of this process; it is made if it is not there.
 
     If the run is refused or stopped before it has trained, the files that this process wrote are removed.
+
+    Args:
+        folder: The run's folder.
+        loggers: Names of the folders in it into which loggers write.
 
     Raises:
         ConfigurationError: Another process trains in it, it cannot be written, or other things have its files' names.
@@ -64,7 +73,7 @@ def locked(folder: RunFolder) -> Iterator[None]:
     try:
         yield
     except (DPBenchError, KeyboardInterrupt):
-        _take_back(folder, before)
+        _take_back(folder, before, _OURS.union(loggers))
         raise
     finally:
         lock.close()
@@ -85,19 +94,19 @@ def _lock(folder: RunFolder) -> Any:
         raise ConfigurationError(f"the run folder {folder} cannot be written: {error.strerror}.") from None
 
 
-def _take_back(folder: RunFolder, before: set[str]) -> None:
+def _take_back(folder: RunFolder, before: set[str], ours: set[str]) -> None:
     if folder.trained:
         return
     path = folder.path
     names = {entry.name for entry in path.iterdir()}
-    if not before and names <= _OURS and path.resolve() not in _not_removed | {Path.cwd()}:
+    if not before and names <= ours and path.resolve() not in _not_removed | {Path.cwd()}:
         hidden = path.with_name(f".{path.name}.{os.getpid()}")
         with suppress(OSError):
             _not_removed.add(path.resolve())
             path.rename(hidden)  # at once: whoever wants the folder now makes a new one
             shutil.rmtree(hidden)
         return
-    for name in (names & _OURS) - before:
+    for name in (names & ours) - before:
         entry = path / name
         if entry.is_dir():
             shutil.rmtree(entry)

@@ -47,7 +47,7 @@ def find_ledgers(paths: Sequence[Path]) -> dict[str, Path]:
         if not below and runs_without_privacy([path]):
             raise ConfigurationError(f"{path} trained without privacy: it has no ledger, epsilon is infinite.")
         if not below:
-            raise ConfigurationError(f"there is no {RunFolder.ledger} in or below {path}.")
+            raise ConfigurationError(f"there is no {RunFolder.ledger} in or below the folder {path}.")
         for ledger in below:
             if ledger.resolve() in files:
                 raise ConfigurationError(f"{ledger} is given twice, and each run counts once: name it once.")

@@ -243,6 +243,8 @@ def normal_numbers(size: int, draw: Draw, counts_tail: bool | None = None) -> Te
     # A word makes two numbers: half of it is the radius of a pair, half the angle.
     pairs = (size + 1) // 2
     words = draw(pairs)
+    if not size:
+        return words.double()
     halves = words.view(torch.int32).view(-1, 2)
     radius_bits, angle_bits = halves.unbind(1)
     # The middle of one of 2^32 parts of (0, 1).
