@@ -106,7 +106,7 @@ def test_noise_that_does_not_say_that_it_moves_is_asked_at_each_step(
     assert ledger.damage is None
     assert [release.queries[0].noise_std for _, release in ledger.releases] == [1.0, 2.0, 3.0, 4.0]
     assert main(["account", str(tmp_path / "ledger.jsonl")]) == 0
-    assert "test_noise_process.Rising, not dpbench's" in capsys.readouterr().out
+    assert "test_noise_process.Rising, not of dpbench" in capsys.readouterr().out
 
 
 def test_a_target_is_kept_where_noise_moves_and_bounds_adapt(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_what_is_no_schedule() -> None:
         ("step:0@0.5", 3, "step:FACTOR@SHARE"),
         ("linear:0.5", math.inf, "set max_steps or max_epochs"),
         ([1.0, 0.5], 3, "has 2 factors for 3 steps"),
-        ([1.0, 0.0, 1.0], 3, "is 0.0 at step 1"),
-        ([1.0, math.nan, 1.0], 3, "is nan at step 1"),
-        ([1.0, "a", 1.0], 3, "is 'a' at step 1"),
+        ([1.0, 0.0, 1.0], 3, "not 0.0 .step 1"),
+        ([1.0, math.nan, 1.0], 3, "not nan .step 1"),
+        ([1.0, "a", 1.0], 3, "not 'a' .step 1"),
         ([True, 1.0, 1.0], 3, "is True at step 0"),
         (lambda share: 1 / 0, 3, "cannot be evaluated: ZeroDivisionError"),
     ):

@@ -202,7 +202,7 @@ def test_a_number_of_the_lot(tmp_path: Path, number: Any) -> None:
 
     loader = lots(rows(), partial(scaled, number=number))
     fit(tmp_path / "alone", Module(nn.Linear(6, 4), step), loader)
-    with pytest.raises(ConfigurationError, match="what all records share"):
+    with pytest.raises(ConfigurationError, match="values shared by all records"):
         fit(tmp_path / "engine", Module(nn.Linear(6, 4), step), loader, gradients="engine")
 
 

@@ -121,9 +121,9 @@ def test_refusals(small: Path, tmp_path: Path) -> None:
     for words, message in {
         "{features: random_prior}": "data.prior names the file of a trained network, .*: set both, or none",
         "{features: random_prior, prior: none.pt}": "no .*none.pt.* Train it: dpbench pretrain --out none.pt",
-        "{features: random_prior, prior: /none.pt}": "/none.pt is no file: train it with dpbench pretrain",
-        "{features: random_prior, prior: text.pt}": "text.pt is damaged, or no file of dpbench pret.*: train it again",
-        "{features: random_prior, prior: without_keys.pt}": "without_keys.pt is damaged, or no file of dpbench pret",
+        "{features: random_prior, prior: /none.pt}": "/none.pt is not a file: train it with dpbench pretrain",
+        "{features: random_prior, prior: text.pt}": "text.pt is damaged, or not from dpbench pretrain: train it again",
+        "{features: random_prior, prior: without_keys.pt}": "without_keys.pt is damaged, or not from dpbench pret",
         "{features: random_prior, prior: version.pt}": "version.pt is of another version of dpbench pretrain",
         "{features: random_prior, prior: small.pt, prior_sha256: '00'}": (
             "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Restore the original file"

@@ -48,7 +48,7 @@ def test_what_is_no_bound_is_said() -> None:
 
 def test_calibrate_names_what_is_missing_by_its_flags(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["calibrate", "--epsilon", "3"]) == 1
-    assert "missing are --noise-multiplier, --sample-rate, --steps, --delta" in capsys.readouterr().err
+    assert "missing: --noise-multiplier, --sample-rate, --steps, --delta" in capsys.readouterr().err
 
 
 def test_epsilon_is_that_of_account(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

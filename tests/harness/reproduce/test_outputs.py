@@ -179,8 +179,8 @@ def test_figures_are_not_shown_under_another_name_nor_of_a_cell_that_is_no_more(
             "shorter private 0.5",
             "shorter, private was run with other overrides than own/digits has now",
         ),
-        ("val/accuracy", "short private 0.5", "does not hold val/accuracy, which own/digits"),
-        ("test/accuracy\nmore: [evaluation/coverage]", "short private 0.5", "does not hold evaluation/coverage, which"),
+        ("val/accuracy", "short private 0.5", "has no val/accuracy, which own/digits"),
+        ("test/accuracy\nmore: [evaluation/coverage]", "short private 0.5", "has no evaluation/coverage, which"),
     ):
         table = read_table(edited(definition, "test/accuracy", shown))
         with pytest.raises(ConfigurationError, match=message):

@@ -167,7 +167,7 @@ class Net(nn.Module):
     ("words", "message"),
     [
         ("strategy._target_=own_wrong.Silent", "Silent.design must return a Recipe .* not None: is a return missi"),
-        ("strategy._target_=own_wrong.Shrinking", "let it move over the steps by max_grad_norm_schedule, or make"),
+        ("strategy._target_=own_wrong.Shrinking", "vary it over the steps by max_grad_norm_schedule, or make"),
         (
             "strategy=adaptive_mean strategy._target_=own_wrong.Totals",
             r"Total.measure must return a tensor of shape \(2,\), a sum over the records for each group, not ",
@@ -217,7 +217,7 @@ def test_the_folder_that_holds_a_package(tmp_path: Path) -> None:
     assert code_folder(conf) == conf.parent
     (conf.parent / "__init__.py").touch()
     assert code_folder(conf) == tmp_path
-    with pytest.raises(ConfigurationError, match="nowhere is no folder"):
+    with pytest.raises(ConfigurationError, match="nowhere is not a folder"):
         code_folder(tmp_path / "nowhere")
 
 

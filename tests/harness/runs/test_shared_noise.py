@@ -40,7 +40,7 @@ def test_table_compare_and_train_say_what_account_says(
     ):
         shutil.copytree(trained("seeded"), run)
         rewritten(run, checksum, source)
-    complaint = "runs/second and runs/first drew their noise from one seed, for different releases"
+    complaint = "runs/second and runs/first drew their noise from the same seed, for different releases"
     for words in (("table", "runs"), ("compare", "runs")):
         _, err = dpbench(tmp_path, *words)
         assert err.count("drew their noise") == 1 and complaint in err
@@ -48,4 +48,4 @@ def test_table_compare_and_train_say_what_account_says(
     folder = RunFolder(second)
     assert len(shared_with_neighbors(folder)) == 1 and not shared_with_neighbors(RunFolder(third))
     EndOfRun().summarize(Run(folder, {}, True), read_result(folder), "not logged")
-    assert "drew their noise from one seed" in capsys.readouterr().out
+    assert "drew their noise from the same seed" in capsys.readouterr().out
