@@ -131,8 +131,9 @@ test-newest: ## The same with the newest version of everything, without constrai
 	-cd $(NEWEST) && bin/dpbench train experiment=demo
 	-$(call TEST_WITH,$(NEWEST))
 	@echo "Versions that differ from constraints.txt:"
-	@$(NEWEST)/bin/python -m pip freeze --disable-pip-version-check --exclude-editable | awk -F== 'NR == FNR {pin[$$1] = $$2; next} \
-	  pin[$$1] != $$2 {print "  " $$1, (pin[$$1] ? pin[$$1] : "none"), "->", $$2}' constraints.txt -
+	@$(NEWEST)/bin/python -m pip freeze --disable-pip-version-check --exclude-editable | \
+	  awk -F== '{name = tolower($$1); gsub("_", "-", name)} NR == FNR {pin[name] = $$2; next} \
+	  pin[name] != $$2 {print "  " name, (pin[name] ? pin[name] : "none"), "->", $$2}' constraints.txt -
 
 test-long: $(VENV)/.ready-dev ## Run what takes minutes for one statement: every combination, 600 audits (more than an hour; not in CI)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
