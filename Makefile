@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+ENVIRONMENT = @$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")' && \
+  $(PYTHON) -m venv
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 WORKERS ?= 2
 # One thread for each process that tests start: two of them on each of two cores wait for one another.
@@ -10,7 +12,7 @@ PEERS ?= .venv-peers
 PAGE = OMP_NUM_THREADS=1 $(BIN)/python -m tools.pages $@ # writes the page that has the target's name
 
 .DEFAULT_GOAL := help
-.PHONY: help demo tracking test test-slow test-long test-cluster test-plugins results queue combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
+.PHONY: help demo tracking test test-slow test-oldest test-newest test-long test-cluster test-plugins results queue combinations layers zoo audits attacks claims-attacked notebooks guards map strategies adaptive bench bench-quick bench-users crash two-processes golden site site-check check types lint format clean
 
 help: ## Show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -113,6 +115,26 @@ SLOW = $(shell grep -rl "mark.slow" tests --include="*.py") # to collect all the
 test-slow: $(VENV)/.ready-dev ## Run the slow tests
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "slow and not cluster and not long" --durations 10 $(SLOW)
 
+# What versions of PyTorch, Lightning and NumPy change: gradients of records, noise, kernels, guards, strategies under Lightning.
+TIER := $(addprefix tests/,callback golden gpu guards modules privacy records session strategies)
+OLDEST := .venv-oldest
+NEWEST := .venv-newest
+TEST_WITH = OMP_NUM_THREADS=1 $(1)/bin/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long" $(TIER)
+
+test-oldest: $(OLDEST)/.ready ## Train and test with the oldest versions that pyproject.toml allows (five minutes; installs them)
+	cd $(OLDEST) && bin/dpbench train experiment=demo
+	$(call TEST_WITH,$(OLDEST)) -W ignore::DeprecationWarning
+
+test-newest: ## The same with the newest version of everything, without constraints; prints what differs (ten minutes; installs it)
+	$(ENVIRONMENT) --clear $(NEWEST)
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	-cd $(NEWEST) && bin/dpbench train experiment=demo
+	-$(call TEST_WITH,$(NEWEST))
+	@echo "Versions that differ from constraints.txt:"
+	@$(NEWEST)/bin/python -m pip freeze --disable-pip-version-check --exclude-editable | \
+	  awk -F== '{name = tolower($$1); gsub("_", "-", name)} NR == FNR {pin[name] = $$2; next} \
+	  pin[name] != $$2 {print "  " name, (pin[name] ? pin[name] : "none"), "->", $$2}' constraints.txt -
+
 test-long: $(VENV)/.ready-dev ## Run the longest tests: every combination, 600 audits (more than an hour; not in CI)
 	$(PYTEST) -n $(WORKERS) --dist worksteal -m "long"
 
@@ -160,12 +182,11 @@ format: $(VENV)/.ready-dev ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean: ## Remove the environment and the caches
-	rm -rf $(VENV) $(PEERS) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site jupyter_execute docs/reference/generated
+clean: ## Remove the environments and the caches
+	rm -rf $(VENV) $(PEERS) $(OLDEST) $(NEWEST) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache site jupyter_execute docs/reference/generated
 
 $(VENV)/bin/python:
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "dpbench needs Python 3.11 or later: make PYTHON=python3.11 ...")'
-	$(PYTHON) -m venv $(VENV)
+	$(ENVIRONMENT) $(VENV)
 
 $(VENV)/.ready: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing dpbench into $(VENV) (PyTorch is large: a few minutes the first time)"
@@ -177,6 +198,16 @@ $(VENV)/.ready-dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "Installing dpbench and what its tests need into $(VENV) (PyTorch is large: a few minutes the first time)"
 	$(PIP) --editable ".[dev]"
 	@touch $(VENV)/.ready $(VENV)/.ready-docs $@
+
+# Lower bounds of the dependencies, and constraints.txt for all that is not bound to one of them.
+$(OLDEST)/.ready: pyproject.toml constraints.txt
+	$(ENVIRONMENT) --clear $(OLDEST)
+	sed -nE '/^dependencies/,/^]/s/^ *"([a-z0-9-]+)>=([0-9.]+).*/\1==\2/p' pyproject.toml > $(OLDEST)/bounds.txt
+	awk -F== 'NR == FNR {bound[$$1]; next} !(tolower($$1) in bound) && !/^(cuda-|nvidia-|triton=|pydantic_core=)/' \
+	  $(OLDEST)/bounds.txt constraints.txt > $(OLDEST)/others.txt
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(OLDEST)/bounds.txt \
+	  --constraint $(OLDEST)/others.txt --editable . expecttest hypothesis lightning mpmath opacus pytest pytest-xdist
+	@touch $@
 
 $(VENV)/.ready-cluster: $(VENV)/.ready-dev
 	$(PIP) --editable ".[dev]" --editable plugins/dpbench-ray

@@ -60,6 +60,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let them go at the end: what stays, Triton reports as leaked, after pytest's last line."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def _quiet_and_seeded() -> None:
     """Few threads, so that parallel test processes do not fight, and fixed seeds."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
 import yaml
+from packaging.specifiers import SpecifierSet
 
 from dpbench.cli import parser
 from tests.support.cli import ROOT
@@ -77,6 +79,14 @@ def test_python_versions_are_those_of_the_package() -> None:
         matrix = job.get("strategy", {}).get("matrix", {}).get("python")
         assert matrix is None or set(matrix) == declared, name
     assert dict(instructions())["ARG"].removeprefix("PYTHON=") in declared
+
+
+def test_no_pin_asks_for_a_later_python() -> None:
+    """With the first release of the least Python, pip would look for another version of each without end."""
+    least = PROJECT["requires-python"].removeprefix(">=") + ".0"
+    pinned = [one for one in distributions() if PINNED.get(one.name) == one.version]
+    assert len(pinned) > 100
+    assert [one.name for one in pinned if least not in SpecifierSet(one.metadata.get("Requires-Python", ""))] == []
 
 
 def test_the_release_is_published_without_a_token() -> None:

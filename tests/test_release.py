@@ -18,7 +18,7 @@ import pytest
 import dpbench
 
 ROOT = Path(__file__).parents[1]
-_PYTHONS = ("python3.11", "python3.12", "python3.13")
+_PYTHONS = ("python3.11", "python3.12", "python3.13", "python3.14")
 _RUNNING = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -180,8 +181,12 @@ def test_a_resumed_run_augments_as_the_whole_one(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(batches, first + second, strict=True))
 
 
+def note_worker(folder: Path, worker: int) -> None:
+    (folder / str(worker)).touch()
+
+
 def test_workers_call_the_users_own_function(tmp_path: Path) -> None:
-    note = lambda worker: (tmp_path / str(worker)).touch()  # noqa: E731
+    note = functools.partial(note_worker, tmp_path)  # can be pickled, as Python 3.14 asks for
     loader = PrivateDataLoader.poisson(Augmented(), 12, seed=5, num_workers=1, worker_init_fn=note)
     trainer_for(tmp_path, DPSGD(noise_multiplier=1.0, seed=0, delta=1e-3), 1).fit(Classifier(), loader)
     assert (tmp_path / "0").exists()

@@ -148,7 +148,7 @@ def test_other_verdicts() -> None:
     lstm = nn.LSTM(3, 4, proj_size=2, batch_first=True)
     limited = dpbench.check(Steps(lstm, lambda net, batch: net(batch[0].reshape(-1, 2, 3))[0].mean()), lots())
     assert limited.kind == "limited"
-    assert str(limited).startswith("the engine cannot be used, so that training takes records one by one:\n  the engine does not support LSTM")
+    assert "training takes records one by one:\n  the engine does not support LSTM" in str(limited)
     ignored = TensorDataset(*NUMBERS.tensors, torch.arange(40) % 4 - 1)
     entropy = nn.CrossEntropyLoss(ignore_index=-1)
     module = Steps(nn.Linear(6, 3), lambda net, batch: entropy(net(batch[0]), batch[1]))

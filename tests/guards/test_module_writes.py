@@ -297,14 +297,12 @@ def test_contents_are_the_same_for_any_number_of_threads_and_layout() -> None:
 
 
 class LeavesOut(Classifier):
-    """Small lots are not trained on."""
+    """The second lot is not trained on, whatever its records: the key that draws them has PyTorch's version in it."""
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        return -1 if len(batch[0]) < 11 else None
+        return -1 if batch_idx == 1 else None
 
 
 def test_lots_that_are_left_out_are_refused(tmp_path: Path) -> None:
-    loader = loader_of(pictures())
-    assert any(len(loader.lots.lot(step)) < 11 for step in range(5))
     with pytest.raises(ConfigurationError, match="drawn but never released .on_train_batch_start returned -1"):
-        fit(tmp_path, LeavesOut(), 5, loader=loader)
+        fit(tmp_path, LeavesOut(), 5)

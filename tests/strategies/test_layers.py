@@ -109,7 +109,7 @@ def scripted() -> Frozen:
     return module
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is")
 @pytest.mark.parametrize(
     ("make", "more", "message"),
     [
