@@ -13,12 +13,17 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from dpbench.capabilities.tune import tuning
+from dpbench.capabilities.tune import planning, tuning
 from dpbench.capabilities.tune.score import sum_of_scores
+from dpbench.capabilities.tune.space import read_space
+from dpbench.capabilities.tune.stated import Releases
 from dpbench.capabilities.tune.trials import draw_trials
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
+from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.privacy.accounting.composition import Selection
+from dpbench.privacy.accounting.ledger import read_ledger
+from dpbench.privacy.sampling import FullParticipation
 from tests.support.cli import TINY, dpbench
 
 WORDS = [*TINY, "data.split=hash", "data.val_size=200", "trainer.max_steps=3", "optimizer.lr=0.001,0.5"]
@@ -178,3 +183,49 @@ def test_help_names_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tune", "--help"])
     assert "within one" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------- refusals of parts
+
+
+def test_a_space_that_cannot_be_drawn_from() -> None:
+    many = [f"model.a{number}={','.join(map(str, range(15)))}" for number in range(2)]
+    for words, message in {
+        ("optimizer.lr=1,2", "optimizer.lr=3,4"): "optimizer.lr is given twice",
+        ("optimizer.lr=interval(2,1)",): "no interval of numbers",
+        ("optimizer.lr=range(0,0)",): "has no value",
+        ("optimizer.lr=1,,2",): "optimizer.lr=1,,2",
+    }.items():
+        with pytest.raises(ConfigurationError, match=message):
+            read_space(words)
+    with pytest.raises(ConfigurationError, match="225 combinations that may differ in cost"):
+        read_space(many).plans()
+
+
+def test_noise_that_does_not_suffice() -> None:
+    plan = planning.Planned((), (Releases(FullParticipation(10), 1.0, 10**9),))
+    request = {"epsilon": 1e-3, "delta": 1e-5, "accountant": "rdp", "score": "accuracy", "is_public": True}
+    with pytest.raises(ConfigurationError, match="lower --trials or raise --epsilon"):
+        planning.Calibration(Selection(1.0, 10.0), **request).solve([plan])
+
+
+def test_a_trial_that_is_not_as_stated(tmp_path: Path) -> None:
+    """Its releases are compared before its first batch, and none is made."""
+    space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=2", "strategy=dpsgd"])
+    (plan,) = planning.planned(space, 1e-4, tuning._train)
+    noisier = plan.at(3.0)
+    config = planning.compose([*space.words, "optimizer.lr=1", "strategy.noise_multiplier=2.0"])
+    with pytest.raises(ConfigurationError, match="not those that the ledger states"):
+        tuning._train(config, tmp_path / "trial", [planning.PlanReader(noisier)])
+    ledger = tmp_path / "trial/ledger.jsonl"
+    assert not ledger.exists() or len(read_ledger(ledger).releases) == 0
+    tuning._train(config, tmp_path / "as stated", [planning.PlanReader(plan.at(2.0))])
+
+
+def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> Any:
+        raise Interrupted(2, "dpbench resume tuned/.trials/0123")
+
+    monkeypatch.setattr(tuning, "best_trial", interrupted)
+    _, err = dpbench(tmp_path, "tune", *[word for word in WORDS if word != "logger=none"], status=130)
+    assert "continue with: the same command" in err and "0123" not in err
