@@ -21,8 +21,6 @@ from dpbench.errors import ConfigurationError, LedgerError
 if TYPE_CHECKING:
     from dp_accounting import DpEvent, NeighboringRelation
 
-    from dpbench.privacy.events import Event
-
 Positions = NDArray[np.int64]
 
 
@@ -315,8 +313,8 @@ class Sampling(ABC):
         return None
 
     @property
-    def trials(self) -> tuple[Mapping[Event, int], ...]:
-        """Releases of each kind of trial with their counts, where the event is the best of several; (): it is one."""
+    def trials(self) -> tuple[Mapping[Any, int], ...]:
+        """Events of each kind of trial with their counts, where the event is the best of several; (): it is one."""
         return ()
 
     @property
