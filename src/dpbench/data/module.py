@@ -246,7 +246,7 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
 
     @property
     def _record_of_lot_row(self) -> RecordOfRow | None:
-        """The `record_of_row` of lots; None: each row is a record."""
+        """The `record_of_row` of batches; None: each row is a record."""
         return None
 
     def val_dataloader(self) -> DataLoader[Any]:

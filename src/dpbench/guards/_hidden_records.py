@@ -1,4 +1,4 @@
-"""A lot's private records, and how they are kept from networks that are not private."""
+"""A batch's private records, and how they are kept from networks that are not private."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from dpbench.errors import ConfigurationError
 
 
 class LotRecords:
-    """The tensors of a batch: of use up to the release, out of reach between the release and the end of the lot.
+    """The tensors of a batch: of use up to the release, out of reach between the release and the end of the batch.
 
-    A lot gets memory of its own, which is overwritten at the release: with NaN, whole numbers with the largest of their
-    kind. So views of the records that were made before, and graphs that hold them, say nothing either. The tensors of
+    A batch gets memory of its own, which is overwritten at the release: with NaN, whole numbers with the largest of
+    their kind. So views of the records that were made before, and graphs that hold them, say nothing either. The tensors of
     the batch have no rows then, because their number is private too.
 
     Args:
@@ -40,7 +40,7 @@ class LotRecords:
             x.data = x.data.clone()
 
     def hide(self) -> None:
-        """Overwrite the records of the lot; tensors of the data set stay."""
+        """Overwrite the records of the batch; tensors of the data set stay."""
         for x in self._tensors:
             data = x.data
             if _is_whole(x):

@@ -43,11 +43,11 @@ _BETWEEN = (
 
 
 class Writes(Guard):
-    """Compares all that is saved with a module: no write may carry facts of a lot's records past its release.
+    """Compares all that is saved with a module: no write may carry facts of a batch's records past its release.
 
-    From the moment a lot is drawn to its update, and from there to the last hook that sees it. The contents of tensors
-    are compared in the first lot, and in one lot of each octave. Writes of the private optimizer before it calls the
-    closure follow from released gradients, and are accepted.
+    From the moment a batch is drawn to its update, and from there to the last hook that sees it. The contents of
+    tensors are compared in the first batch, and in one batch of each octave. Writes of the private optimizer before it
+    calls the closure follow from released gradients, and are accepted.
     """
 
     name = "writes"
@@ -67,7 +67,7 @@ class Writes(Guard):
     # ------------------------------------------------------------------------------------- moments
 
     def on_attach(self) -> None:
-        """Watch the optimizers, and the module from one lot to the next."""
+        """Watch the optimizers, and the module from one batch to the next."""
         training = self.session.training
         self._steps = OptimizerSteps(self.session.optimizer, self.session.trained.parameters)
         self._steps.watch(self, self._after_update)
@@ -82,19 +82,19 @@ class Writes(Guard):
         self.remember()
 
     def on_begin(self) -> None:
-        """Learn from the loader when a lot is drawn: before any hook has seen it."""
+        """Learn from the loader when a batch is drawn: before any hook has seen it."""
         self._loader = self.session.loader
         self._loader.before_lot = self._draw_lot
 
     def on_open(self, batch: Any) -> None:
-        """Begin a lot; its update is still to come."""
+        """Begin a batch; its update is still to come."""
         self._steps.open_lot()
         self._updated = None
         if self._before is None:
             self.remember()
 
     def on_stepped(self) -> None:
-        """A step that sees a lot may write nothing; the hooks before its backward pass, which see none, may."""
+        """A step that sees a batch may write nothing; the hooks before its backward pass, which see none, may."""
         if self.session.training.automatic_optimization:
             self.refuse_before_release()
         elif self.session.released and self.has_public_networks:
@@ -131,11 +131,11 @@ class Writes(Guard):
         return Saved(self.session.training, is_checked(self._lots))
 
     def remember(self) -> None:
-        """Accept the writes up to now, by code that saw no record of the lot."""
+        """Accept the writes up to now, by code that saw no record of the batch."""
         self._before = self._snapshot()
 
     def _note_update(self) -> None:
-        """Remember the module after its update, with the lot still in sight."""
+        """Remember the module after its update, with the batch still in sight."""
         self._updated = self._snapshot()
 
     @contextmanager
@@ -154,7 +154,7 @@ class Writes(Guard):
             self._updated.accept_options()
 
     def end_lot(self) -> None:
-        """Refuse writes after the update; the last hook that sees the lot has run.
+        """Refuse writes after the update; the last hook that sees the batch has run.
 
         Raises:
             UnsupportedModuleError: The model was written to.
@@ -163,7 +163,7 @@ class Writes(Guard):
         self._forget()
 
     def refuse_before_release(self) -> None:
-        """Refuse writes since the lot was drawn: statistics of private records may have got into the model.
+        """Refuse writes since the batch was drawn: statistics of private records may have got into the model.
 
         Raises:
             UnsupportedModuleError: The model was written to.

@@ -14,7 +14,7 @@ from dpbench.guards.precision import refuse_precision
 
 
 class TrainerSettings(LightningGuard):
-    """Settings by which Lightning would change gradients and lots unseen by the mechanism."""
+    """Settings by which Lightning would change gradients and batches unseen by the mechanism."""
 
     name = "trainer"
     prevents = "the Trainer rescales, averages or clips gradients, shards parameters, or skips batches"
@@ -24,7 +24,7 @@ class TrainerSettings(LightningGuard):
         refuse_trainer_settings(self.trainer, self.session.training.module)
 
     def on_begin(self) -> None:
-        """Refuse settings that drop lots."""
+        """Refuse settings that drop batches."""
         trainer: Any = self.trainer
         limit = trainer.limit_train_batches
         if isinstance(limit, int) or limit != 1.0 or trainer.overfit_batches:
@@ -46,7 +46,7 @@ class TrainerSettings(LightningGuard):
 
 
 def refuse_accumulation(trainer: pl.Trainer) -> None:
-    """Raise ConfigurationError where gradients of several lots are added up, now or later."""
+    """Raise ConfigurationError where gradients of several batches are added up, now or later."""
     batches = [trainer.accumulate_grad_batches]
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         if isinstance(callback, GradientAccumulationScheduler):

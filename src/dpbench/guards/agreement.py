@@ -24,7 +24,7 @@ def refuse_other_records(
 ) -> None:
     """Refuse processes that have other training records, or the same in another order.
 
-    Each takes its share of a lot by position: a record that two of them have at different positions may enter a sum
+    Each takes its share of a batch by position: a record that two of them have at different positions may enter a sum
     twice, which moves then by twice the sensitivity. Without a hash of the whole set, sizes and some records are
     compared; records that are random (augmented) cannot be.
 

@@ -41,11 +41,11 @@ class Choices(LightningGuard):
         refuse_choices(self.trainer)
 
     def on_open(self, batch: Any) -> None:
-        """Note whether the training ends after this lot anyway."""
+        """Note whether the training ends after this batch anyway."""
         self._stops_already = self.trainer.should_stop
 
     def on_release(self) -> None:
-        """Refuse that a training step stops the training: the records of a lot are in its sight."""
+        """Refuse that a training step stops the training: the records of a batch are in its sight."""
         if self.trainer.should_stop and not self._stops_already:
             raise ConfigurationError(
                 "trainer.should_stop was set during a training step, which sees the records of the batch: stopping "
@@ -62,7 +62,7 @@ def refuse_choices(trainer: pl.Trainer) -> None:
     """Refuse callbacks and schedules that act on metrics of private records.
 
     Looking at such metrics is allowed (they are not published with the model); a choice that follows them is not.
-    A metric's name must say that it is of held-out data, and once there are results, it must not come from a lot.
+    A metric's name must say that it is of held-out data, and once there are results, it must not come from a batch.
 
     Raises:
         ConfigurationError: Names the callback or schedule, the metric and the remedy.
@@ -151,7 +151,7 @@ def _is_released(name: str) -> bool:
 
 
 def _names_from_lots(trainer: pl.Trainer) -> set[str]:
-    """Metrics that were logged while a lot was processed, under all names that Lightning gives them."""
+    """Metrics that were logged while a batch was processed, under all names that Lightning gives them."""
     results: dict[str, Any] = trainer.fit_loop.epoch_loop._results
     names: set[str] = set()
     for result in results.values():

@@ -24,7 +24,7 @@ _NONE_FINITE = (
 
 
 class LotsWithoutGradients:
-    """Says once that a lot holds no record with a finite gradient, and logs how many have none: not private."""
+    """Says once that a batch holds no record with a finite gradient, and logs how many have none: not private."""
 
     def __init__(self) -> None:
         self._warned = False
@@ -35,7 +35,7 @@ class LotsWithoutGradients:
         source: object,
         log: Callable[..., object] | None = None,
     ) -> None:
-        """Look at the lot that was released last.
+        """Look at the batch that was released last.
 
         Args:
             mechanism: Counts records.

@@ -83,7 +83,7 @@ class EngineTrial:
         """Why the engine cannot be used; None: it can, or the step itself is wrong, or there are no records.
 
         Args:
-            batch: A lot, on the device.
+            batch: Batch, on the device.
             record_of: Record of each row, ascending; None if each row is one.
             index: Key of the batch's entry that says so, if there is one.
         """
@@ -102,7 +102,7 @@ class EngineTrial:
         """Why the engine cannot be used.
 
         Args:
-            batch: A lot.
+            batch: Batch.
             rows: Number of its rows.
             is_padded: True if an executor may pad such lots, which are not judged then.
         """
@@ -250,7 +250,7 @@ def _stand_ins(training: Training) -> dict[str, Callable[..., Any]]:
 
 @torch.no_grad()
 def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
-    """Undo the step's own writes to parameters (a first value from the first lot): in a training they are refused."""
+    """Undo the step's own writes to parameters (a first value from the first batch): in a training they are refused."""
     for parameter, data, before in weights:
         if parameter.data_ptr() != data.data_ptr():
             parameter.data = data
@@ -259,7 +259,7 @@ def _put_back(weights: list[tuple[Tensor, Tensor, Tensor]]) -> None:
 
 
 def _index(rows: int, size: int) -> NDArray[np.int64]:
-    """Rows of a lot of `size`: the first, from the beginning again where there are fewer."""
+    """Rows of a batch of `size`: the first, from the beginning again where there are fewer."""
     return np.resize(np.arange(min(rows, size)), size)
 
 

@@ -1,4 +1,4 @@
-"""Steps of a training's optimizers: the private one makes one step on each release, and sees nothing else of a lot."""
+"""Steps of a training's optimizers: the private one makes a step on each release, and sees nothing else of a batch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def private_optimizer(
 
 
 class ModuleWrites(Protocol):
-    """Writes to a module and its optimizers since a lot was drawn."""
+    """Writes to a module and its optimizers since a batch was drawn."""
 
     def remember(self) -> None:
         """Accept the writes up to now."""
@@ -132,7 +132,7 @@ class OptimizerSteps:
         self._due = True
 
     def close_lot(self) -> None:
-        """End a lot; its records are out of sight."""
+        """End a batch; its records are out of sight."""
         self._unreleased = False
 
     def end_step(self) -> None:

@@ -15,7 +15,7 @@ from dpbench.guards.precision import PRECISIONS
 
 
 class Parameters(Guard):
-    """The optimizer updates the parameters that are released, and each lot begins without gradients."""
+    """The optimizer updates the parameters that are released, and each batch begins without gradients."""
 
     name = "parameters"
     prevents = "parameters without a released gradient are updated, or gradients overflow in float16"
@@ -37,7 +37,7 @@ class Parameters(Guard):
         )
 
     def on_open(self, batch: Any) -> None:
-        """Begin a lot, of which hooks see nothing before its release."""
+        """Begin a batch, of which hooks see nothing before its release."""
         parameters = self.session.trained.parameters
         refuse_half_parameters(parameters)
         for parameter in parameters:

@@ -98,7 +98,7 @@ class PublicNetworks(Guard):
                 self._hooks.append(module.register_forward_pre_hook(self._before_public, with_kwargs=True))
 
     def on_open(self, batch: Any) -> None:
-        """Give the lot memory of its own."""
+        """Give the batch memory of its own."""
         self._gradients = public_gradients(self.session.training.module, self.session.part)
         if self.has_public_networks:
             self._lot = LotRecords(batch)
@@ -108,7 +108,7 @@ class PublicNetworks(Guard):
 
         Raises:
             ConfigurationError: Python knows a value of records.
-            UnsupportedModuleError: A gradient of another network has changed since the lot was drawn.
+            UnsupportedModuleError: A gradient of another network has changed since the batch was drawn.
         """
         axis = axis_of_step()
         if self.has_public_networks and axis is not None and axis.reads:

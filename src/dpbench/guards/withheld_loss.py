@@ -1,4 +1,4 @@
-"""The stand-in for a lot's loss, which is exact: an optimizer updates by released gradients alone."""
+"""The stand-in for a batch's loss, which is exact: an optimizer updates by released gradients alone."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def step_arguments(
     before: Callable[[], None] | None = None,
     after: Callable[[], None] | None = None,
 ) -> StepArguments:
-    """Arguments of `Optimizer.step` from which nothing of a lot can be read.
+    """Arguments of `Optimizer.step` from which nothing of a batch can be read.
 
     Args:
         args: The optimizer, then perhaps the closure, and more.

@@ -1,4 +1,4 @@
-"""Counts that a training step keeps (`self.n += 1`): once for a lot, however many records are run one by one."""
+"""Counts that a training step keeps (`self.n += 1`): once for a batch, however many records are run one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS = (int, float)  # a flag says what was done once, and stays
 class Counters:
     """Plain numbers in the attributes of a module and its parts, and in dictionaries and objects that they hold.
 
-    Each record finds the numbers that the first one found, so that a lot counts once.
+    Each record finds the numbers that the first one found, so that a batch counts once.
 
     Args:
         module: The module; its step runs on one record after the other.

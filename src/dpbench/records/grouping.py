@@ -23,14 +23,14 @@ RowsOfLot = NDArray[np.int64]
 
 
 def grouped_lots(loader: PrivateDataLoader, microbatch_size: int) -> tuple[int, int | None]:
-    """Say how the rows of a lot make up its records, by one row each, an index of the loader, or microbatches.
+    """Say how the rows of a batch make up its records, by one row each, an index of the loader, or microbatches.
 
     Returns:
-        Number of microbatches in a lot, 0 if a record is an example; and the divisor of the sum over a record's rows,
+        Number of microbatches in a batch, 0 if a record is an example; and the divisor of the sum over a record's rows,
         None for their number.
 
     Raises:
-        ConfigurationError: The expected lot size is not a multiple of `microbatch_size`, or records are several rows.
+        ConfigurationError: The expected batch size is not a multiple of `microbatch_size`, or records are several rows.
     """
     if microbatch_size == 1:
         return 0, 1 if loader.record_of_row is None else None
@@ -64,7 +64,7 @@ def rows_of_lot(
     """Record (or microbatch) of each row of this process's batch, ascending; None where each row is a record.
 
     Raises:
-        ConfigurationError: The batch has other rows than its lot has records, or `record_of_row` is no index of them.
+        ConfigurationError: The batch has other rows than its records make, or `record_of_row` is no index of them.
     """
     positions, microbatch_of = loader.lots.share(step, training.rank, training.world_size)
     if loader.record_of_row is not None:
@@ -160,10 +160,10 @@ def counted_from_zero(batch: Any, places: Container[int], record_of: RowsOfLot) 
     """Renumber the index of a batch's records from 0 on, in the order of their rows.
 
     All that a step makes of the index, such as a number of records (the largest one and one), is then the same for a
-    lot as for its pieces, and knows nothing of other records.
+    batch as for its pieces, and knows nothing of other records.
 
     Args:
-        batch: A lot, or some rows of it.
+        batch: Batch, or some rows of it.
         places: Places of the tensors that are the index (`places_of_index`).
         record_of: Record of each row.
     """
@@ -186,7 +186,7 @@ def merge_of(
     """Grouping of the rows of a piece into records, those without a row left out.
 
     Args:
-        record_of: Record (or microbatch) of each row of the lot, or None.
+        record_of: Record (or microbatch) of each row of the batch, or None.
         rows: The piece.
         size: μ, by which the sum over a microbatch's rows is divided; None: the mean over each record's own rows, so
             that the bound has the meaning that it has for records of one row.

@@ -1,4 +1,4 @@
-"""Logs of a module in the steps of one lot, of single users or records: their mean is logged."""
+"""Logs of a module in the steps of one batch, of single users or records: their mean is logged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class _Logged(NamedTuple):
 
 
 class LocalLogs:
-    """Collects the values given to `log` and `log_dict` in the steps of a lot, and logs their means once.
+    """Collects the values given to `log` and `log_dict` in the steps of a batch, and logs their means once.
 
     Args:
         module: Its two methods are replaced in between.
@@ -65,14 +65,14 @@ class LocalLogs:
                 self._module.log(name, mean, **options)
 
     def forget(self) -> None:
-        """Begin the lot again."""
+        """Begin the batch again."""
         self._values = {}
         self.weight = 1
 
     def _share_metrics(self, processes: Processes) -> None:
         """Log the metrics of rank 0 here too: computing one waits for all processes, also for those without a user.
 
-        Rank 0 trains the largest user of every cohort, and the first record of every lot, so that it logs whenever a
+        Rank 0 trains the largest user of every cohort, and the first record of every batch, so that it logs whenever a
         process does.
         """
         attributes = {id(metric): attribute for attribute, metric in self._module.named_modules()}

@@ -1,4 +1,4 @@
-"""The pieces that a large lot is processed in."""
+"""The pieces that a large batch is processed in."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from dpbench.records.training import Training
 
 
 def cuts(records: int, size: int, microbatch_of: NDArray[np.int64] | None) -> list[int]:
-    """Ends of the pieces of a lot, of at most `size` rows each; a microbatch is never cut.
+    """Ends of the pieces of a batch, of at most `size` rows each; a microbatch is never cut.
 
     Args:
-        records: Rows of the lot.
+        records: Rows of the batch.
         size: Most rows of a piece; a larger microbatch is a piece of its own.
         microbatch_of: Microbatch of each row, ascending; None where a record is an example.
 
@@ -55,7 +55,7 @@ def cut(
     """Split a batch as `cuts` says.
 
     Args:
-        batch: Batch of a lot, or a process's share of it.
+        batch: Batch, or a process's share of it.
         records: Its rows.
         size: Most rows of a piece; None: any number.
         microbatch_of: Microbatch of each row, as for `cuts`.

@@ -60,7 +60,7 @@ def under_tags(
     Args:
         engine: The method that is about to compute gradients of the step's result.
         step: Batch → anything.
-        batch: A batch in which each row is taken for a record.
+        batch: Batch in which each row is taken for a record.
         rows: Number of rows.
         index: See `tagged`.
     """

@@ -36,7 +36,7 @@ def transfer(name: str, hook: Callable[..., Any], batch: Any, *args: Any, **kwar
     Args:
         name: The hook's name.
         hook: The hook, which takes a batch and returns another.
-        batch: A batch with records in dimension 0.
+        batch: Batch with records in dimension 0.
         *args: Further arguments of the hook.
         **kwargs: Further arguments of the hook.
 
@@ -67,7 +67,7 @@ def look_on(name: str, hook: Callable[..., Any], training: Training, batch: Any,
         name: The hook's name.
         hook: The hook, which takes a batch.
         training: The training.
-        batch: A batch with records in dimension 0.
+        batch: Batch with records in dimension 0.
         *args: Further arguments of the hook.
         **kwargs: Further arguments of the hook.
 

@@ -258,7 +258,7 @@ def audit(ledger: Ledger, scores: Scores, confidence: float = 0.95, family: Fami
 
 
 def claimed_epsilon(ledger: Ledger) -> float:
-    """ε of a ledger by RDP, as every run states it; nominal where it does not cover the lots."""
+    """ε of a ledger by RDP, as every run states it; nominal where it does not cover the batches."""
     events = nominal_events(ledger.events, "rdp", ledger.header.microbatch_size)
     return epsilon(events, ledger.header.delta, "rdp")
 

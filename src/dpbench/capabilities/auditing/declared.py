@@ -174,7 +174,7 @@ def participation(scores: Scores) -> dict[str, Check | None]:
 
 
 def _counts(scores: Scores) -> NDArray[np.int64]:
-    """In how many lots those canaries were that can be drawn."""
+    """In how many batches those canaries were that can be drawn."""
     return scores.drawn if scores.replace_one else scores.drawn[scores.member]
 
 
@@ -238,7 +238,7 @@ def statistics_noise(probes: Probes) -> Check | None:
 def lot_sizes(probes: Probes) -> Check | None:
     """Test the variance of the size of batches, over the declared one.
 
-    By a χ² distribution with the mean and variance of that index. Lots of a fixed size have no other size.
+    By a χ² distribution with the mean and variance of that index. Batches of a fixed size have no other size.
 
     Args:
         probes: The run's measurements.

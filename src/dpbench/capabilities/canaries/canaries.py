@@ -311,7 +311,7 @@ class Canaries:
             self._group_of[parameter] = number
 
     def _in_lot(self, release: int) -> NDArray[np.bool_]:
-        """Mask of the canaries in the lot of a release, shape (m,)."""
+        """Mask of the canaries in the batch of a release, shape (m,)."""
         numbers = self._lots.added_in(release)
         if not self._replace_one:  # only members are among the records
             numbers = np.flatnonzero(self.member)[numbers]

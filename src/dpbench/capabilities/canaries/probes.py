@@ -1,4 +1,4 @@
-"""Measurements of an audited run other than canaries: its records' own path, statistics, and sizes of lots."""
+"""Measurements of an audited run other than canaries: its records' own path, statistics, and sizes of batches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Probes(Sums):
     Attributes:
         statistics: Number of noised values other than gradients, such as counts and metrics.
         statistics_squared: Sum of the squares of their noise, in declared standard deviations.
-        lots: Number of lots with a size that is declared to have the moments below.
+        lots: Number of batches with a size that is declared to have the moments below.
         size_squared: Sum of the squared deviations of their sizes from the declared mean.
         size_variance, size_cumulant: Sums of the declared variances and fourth cumulants of their sizes.
         records: Number of records with a part in a sum that was measured alone.

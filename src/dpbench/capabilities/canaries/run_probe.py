@@ -56,14 +56,14 @@ class RunProbe:
         self._begin()
 
     def _begin(self) -> None:
-        """Forget the lot before."""
+        """Forget the batch before."""
         self._previous: Tensor | float = 0.0  # sums of the pieces before
         self._pieces = 0
         self._measured = torch.zeros(4, dtype=torch.float64)  # summands, records, largest, difference
 
     @property
     def _due(self) -> bool:
-        """Return whether the coming release is of a lot that is looked at record by record."""
+        """Return whether the coming release is of a batch that is looked at record by record."""
         return is_looked_at(self._key, self._sums.seen.releases)
 
     def observe(
@@ -125,7 +125,7 @@ class RunProbe:
         self._sums.seen.probes.add_statistics(len(whitened), float(whitened @ whitened))
 
     def _keep_records(self, mechanism: Mechanism, release: int) -> None:
-        """Keep the measurements of all processes in a lot."""
+        """Keep the measurements of all processes in a batch."""
         processes = self._processes
         measured = torch.zeros(processes.world, 4, dtype=torch.float64)
         measured[processes.rank] = self._measured
@@ -146,7 +146,7 @@ def _gradient_sums(mechanism: Mechanism, total: Tensor) -> Tensor:
 
 
 def _statistic_sums(mechanism: Mechanism) -> Tensor:
-    """The statistics in the sums of a lot."""
+    """The statistics in the sums of a batch."""
     start = sum(mechanism.plan.sizes)
     return mechanism.total[start:].clone()
 

@@ -63,7 +63,7 @@ def deadline_of(max_time: str | None, start: float) -> float:
 
 
 class LastCheckpoint(pl.callbacks.Checkpoint):
-    """Keeps the last checkpoint, always at the end of a step, so that weights, lots and ledger agree.
+    """Keeps the last checkpoint, always at the end of a step, so that weights, batches and ledger agree.
 
     Nothing is chosen among checkpoints: choosing by a metric of private data would cost budget.
 
