@@ -16,8 +16,8 @@ class LotRecords:
     """The tensors of a batch: of use up to the release, out of reach between the release and the end of the batch.
 
     A batch gets memory of its own, which is overwritten at the release: with NaN, whole numbers with the largest of
-    their kind. So views of the records that were made before, and graphs that hold them, say nothing either. The tensors of
-    the batch have no rows then, because their number is private too.
+    their kind. So views of the records that were made before, and graphs that hold them, say nothing either. The
+    tensors of the batch have no rows then, because their number is private too.
 
     Args:
         batch: Tensors in lists, tuples and dictionaries, and nothing else.
