@@ -30,7 +30,8 @@ class _Gradient(NamedTuple):
 
 class ReleasedGradients(Guard):
     """Released gradients reach the optimizer as they are.
-     Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`),
+
+    Hooks of the module and of callbacks run between (`on_before_optimizer_step`, `configure_gradient_clipping`),
     and they see all that the training step has kept of its batch. A scaling of `p.grad` by its loss would carry the
     loss into the weights, and cannot be told from one by its own norm. Hooks of parameters see the released
     gradients, and nothing else, and may not change them either.
