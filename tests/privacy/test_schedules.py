@@ -73,7 +73,7 @@ def test_what_is_no_schedule() -> None:
         ([1.0, 0.0, 1.0], 3, "not 0.0 .step 1"),
         ([1.0, math.nan, 1.0], 3, "not nan .step 1"),
         ([1.0, "a", 1.0], 3, "not 'a' .step 1"),
-        ([True, 1.0, 1.0], 3, "is True at step 0"),
+        ([True, 1.0, 1.0], 3, "not True .step 0"),
         (lambda share: 1 / 0, 3, "cannot be evaluated: ZeroDivisionError"),
     ):
         with pytest.raises(ConfigurationError, match=words):

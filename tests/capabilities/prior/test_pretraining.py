@@ -124,7 +124,7 @@ def test_refusals(small: Path, tmp_path: Path) -> None:
         "{features: random_prior, prior: /none.pt}": "/none.pt is not a file: train it with dpbench pretrain",
         "{features: random_prior, prior: text.pt}": "text.pt is damaged, or not from dpbench pretrain: train it again",
         "{features: random_prior, prior: without_keys.pt}": "without_keys.pt is damaged, or not from dpbench pret",
-        "{features: random_prior, prior: version.pt}": "version.pt is of another version of dpbench pretrain",
+        "{features: random_prior, prior: version.pt}": "version.pt is from another version of dpbench pretrain",
         "{features: random_prior, prior: small.pt, prior_sha256: '00'}": (
             "data.prior=small.pt has changed: .* data.prior_sha256 is 00. Restore the original file"
         ),

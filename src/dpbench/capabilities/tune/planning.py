@@ -57,7 +57,10 @@ class PlanReader(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Read them from the strategy, which has fixed its plan."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        strategy = next(callback for callback in callbacks if isinstance(callback, PrivateStrategy))
+        strategies = [callback for callback in callbacks if isinstance(callback, PrivateStrategy) and callback.private]
+        if not strategies:
+            raise ConfigurationError("a setting trains without privacy: remove its strategy from the list.")
+        (strategy,) = strategies
         steps = trainer.estimated_stepping_batches
         if not math.isfinite(steps):
             raise ConfigurationError("the training has no end: set trainer.max_steps.")

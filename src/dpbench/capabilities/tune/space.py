@@ -39,6 +39,21 @@ _OF_THE_TUNER = (
 )
 
 
+_SAME_RECORDS = (
+    "data",
+    "data.name",
+    "data.root",
+    "data.options",
+    "data.unit",
+    "data.split",
+    "data.val_size",
+    "data.val_users",
+    "data.train_size",
+    "data.test_size",
+)
+"""Keys that decide on which records all trials are trained and scored."""
+
+
 @dataclass(frozen=True)
 class Choice:
     """An option with a list of values, each as probable as the others.
@@ -171,6 +186,8 @@ def _parted(words: Sequence[str]) -> tuple[list[str], list[Choice | Interval]]:
         if word.lstrip("+~").startswith(_OF_THE_TUNER):
             raise ConfigurationError(f"{word}: dpbench tune sets this itself, or has no use for it. Remove it.")
         if override.is_sweep_override():
+            if key_of(word).startswith(_SAME_RECORDS[1:]) or key_of(word) == _SAME_RECORDS[0]:
+                raise ConfigurationError(f"{word}: all trials have the same records. Give one value.")
             drawn.append(_drawn(override))
         else:
             fixed.append(word)

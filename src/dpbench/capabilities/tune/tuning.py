@@ -26,6 +26,7 @@ from dpbench.capabilities.tune.winner import TUNING, hide_times, publish
 from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError, Interrupted
 from dpbench.harness.run import build
+from dpbench.harness.run.processes import processes_to_start
 from dpbench.harness.run.saved_module import last_checkpoint, load_module
 from dpbench.harness.run.train import train
 from dpbench.harness.runs.folder import RunFolder
@@ -142,6 +143,8 @@ def _data_of(config: dict[str, Any], request: Request) -> PrivateDataModule[Any]
     Raises:
         ConfigurationError: There are none, or a record more would change which they are.
     """
+    if processes_to_start(config["trainer"]) > 1:
+        raise ConfigurationError("dpbench tune trains in one process: set trainer.devices=1.")
     strategy = build.build_strategy(config, RunFolder(Path(os.devnull)))
     with _hidden_output():
         data = build.build_data(config, strategy)
