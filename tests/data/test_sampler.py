@@ -164,7 +164,7 @@ def test_loaders_that_draw_otherwise_are_refused(sampler: Any, message: str) -> 
 
 
 SHORT = TensorDataset(torch.zeros(0, 2))
-SIZES = "must lie between 1 and the 20 training records"
+SIZES = "must lie between 1 and the 20 training records, not .*: set it .data.expected_batch_size on"
 
 
 @pytest.mark.parametrize(

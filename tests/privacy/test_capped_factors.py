@@ -89,6 +89,13 @@ def test_a_rule_that_does_not_clip_is_refused(name: str) -> None:
         CappedFactors(rule).check([0.5], CPU)
 
 
+def test_the_root_is_named_only_where_a_factor_is_too_large() -> None:
+    for name, is_named in {"norms taken for squares": True, "uphill": False, "no factor for zero": False}.items():
+        with pytest.raises(ConfigurationError) as caught:
+            CappedFactors(WRONG[name][0]).check([0.5], CPU)
+        assert ("squared_norms.sqrt()" in str(caught.value)) is is_named
+
+
 @pytest.mark.parametrize("name", ["no clipping", "not a number", "uphill"])
 def test_factors_are_capped_whatever_the_rule_returns(name: str) -> None:
     rule, _ = WRONG[name]

@@ -149,7 +149,7 @@ def image_options(
     features: Features | None = None,
     image_size: int | None = None,
 ) -> dict[str, Any]:
-    """Return the facts of a data set that follow from its labeled images: `model_options` and `noise_batch`.
+    """Return the facts of a data set that follow from its labeled images: `model_options`, `inputs`, `noise_batch`.
 
     Args:
         images: Images, normalized with the other arguments.
@@ -164,6 +164,7 @@ def image_options(
         channels = len(spec.mean)
     return {
         "model_options": {"input_shape": images.input_shape, "num_classes": spec.num_classes},
+        "inputs": _inputs(spec, scale, features),
         "noise_batch": partial(
             labeled_noise,
             shape=(height, width, channels),
@@ -171,6 +172,14 @@ def image_options(
             prepare=partial(_prepared, spec=spec, scale=scale, features=features),
         ),
     }
+
+
+def _inputs(spec: Source, scale: str, features: object) -> dict[str, Any]:
+    """Describe how pixels are scaled; the constants of `scale=standard` are published ones."""
+    if features is not None:
+        return {}  # made of pixels in [0, 1]; `features` names them
+    constants = {"mean": list(spec.mean), "std": list(spec.std)} if scale == "standard" else {}
+    return {"scale": scale, **constants}
 
 
 class ImageDataModule(PrivateDataModule[InMemoryImages]):
@@ -346,6 +355,10 @@ class ImageDataModule(PrivateDataModule[InMemoryImages]):
     def model_options(self) -> dict[str, Any]:
         """Options of a model that the data determine."""
         return {"input_shape": self.input_shape, "num_classes": self.num_classes}
+
+    def describe_inputs(self) -> dict[str, Any]:
+        """How an input is prepared, for users of an exported model: `scale=standard` has published constants."""
+        return _inputs(self.spec, self.scale, self.features)
 
     @property
     def input_shape(self) -> tuple[int, int, int]:

@@ -368,7 +368,8 @@ def make_sampling(
         if is_number and 0 < size < 1 <= size * population:
             hint = f" Is it a rate? That is expected_batch_size={size * population:g}."
         raise ConfigurationError(
-            f"expected_batch_size must lie between 1 and the {population} training {records}, not {size!r}.{hint}"
+            f"expected_batch_size must lie between 1 and the {population} training {records}, not {size!r}: set it "
+            f"(data.expected_batch_size on the command line).{hint}"
         )
     scheme = find_scheme(kind)
     if scheme.whole_lots and expected_batch_size != int(expected_batch_size):

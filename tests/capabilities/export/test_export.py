@@ -87,11 +87,34 @@ def test_the_card_says_what_is_known_and_nothing_else_of_the_checkpoint_is_there
 
 def test_inputs_of_features_have_no_scale(folder: Path) -> None:
     network = load_network(RunFolder(folder / "not_private"))
-    assert build_file(network)["inputs"]["scale"] == "standard"
+    inputs = build_file(network)["inputs"]
+    assert inputs["scale"] == "standard"
+    assert len(inputs["mean"]) == len(inputs["std"]) == 1
     featured = network.config | {"data": network.config["data"] | {"features": "scattering"}}
-    inputs = build_file(replace(network, config=featured))["inputs"]
+    inputs = build_file(replace(network, config=featured, described={}))["inputs"]
     assert inputs["features"] == "scattering"
     assert "scale" not in inputs
+
+
+def test_inputs_are_described_for_own_classes_too(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = {"classes": ["cat", "dog"], "preparation": "as they are"}
+    network = replace(load_network(RunFolder(folder / "secure")), target="mine.Net", described=described)
+    monkeypatch.setattr("dpbench.capabilities.export.folder.load_network", lambda *_: network)
+    export(folder, "secure")
+    built = json.loads((folder / "model" / "config.json").read_text())
+    assert built["inputs"] == {"name": "digits", "scale": "standard", "image_size": 8, **described}
+    text = card_of(folder / "model")[1]
+    assert "Prepare inputs as `inputs` in config.json states" in text
+    assert "Its `classes` are the names of the outputs, in their order." in text
+    assert "`mine.Net` is not a class of dpbench" in text
+
+
+def test_a_card_of_data_that_describe_no_inputs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = load_network(RunFolder(folder / "secure"))
+    network = replace(network, config=network.config | {"data": {"_target_": "mine.Data"}}, described={})
+    monkeypatch.setattr("dpbench.capabilities.export.folder.load_network", lambda *_: network)
+    export(folder, "secure")
+    assert "Prepare inputs as `mine.Data` does" in card_of(folder / "model")[1]
 
 
 def test_seeded_noise_is_said(folder: Path) -> None:

@@ -203,7 +203,11 @@ def test_labeled_texts(tmp_path: Path) -> None:
         ("table", {"path": "cell.csv", "ranges": {"a": [0, 1]}}, r"column 'a' is not numeric \(row 1: 'abc'\)"),
         ("table", {"path": "cell.csv", "ranges": {"b": [1, 1]}}, "first end of 'b' must be below the second, not"),
         ("table", {"path": "cell.csv", "ranges": {"b": [1]}}, r"ranges must be columns with their least and largest"),
-        ("table", {"path": "cell.csv", "text": "labels", "features": ["b", "a"]}, "is not a label: number the"),
+        (
+            "table",
+            {"path": "cell.csv", "text": "labels", "features": ["b", "a"]},
+            r"is not a label: .*data.options.classes=\[",
+        ),
         ("table", {"path": "two.csv", "features": [["a"], "b"], "num_classes": 2}, "labels run from 3 to 4, not from"),
     ],
 )
@@ -229,9 +233,34 @@ def test_a_folder_of_images(tmp_path: Path) -> None:
     (tmp_path / ".cache").mkdir()
     again = user_source("image_folder").read(tmp_path, False, {**options, "grayscale": True, "classes": ["dog", "cat"]})
     assert again.test_users is not None and set(again.test_users.names) == set(data.test_users.names)
+    assert data.inputs["classes"] == ["cat", "dog"] and again.inputs["classes"] == ["dog", "cat"]
+    assert data.inputs["image_size"] == 8 and again.inputs["grayscale"]
     image, label = again.train.examples[0]
     assert image.shape == again.model_options["input_shape"] == (1, 8, 8) and label == 0  # dog
     assert image.min() >= 0 and 0.1 < image.max() <= 1
+
+
+def test_a_reader_of_the_inputs_prepares_the_same(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("text,label\n" + "It’s great!,good\nHow bad,bad\n" * 20)
+    options = {"path": "texts.csv", "features": ["text", "label"], "text": "labels", "classes": ["bad", "good"]}
+    data = user_source("table").read(tmp_path, False, options)
+    stated = data.inputs
+    assert {name: stated[name] for name in ("features", "classes")} == {
+        "features": ["text", "label"],
+        "classes": ["bad", "good"],
+    }
+    assert "BLAKE2b" in stated["preparation"]
+    tokens = labeled_words(["It's great!"], length=stated["sequence_length"])
+    assert any(row.tolist() == tokens[0].tolist() for row in data.train.examples.batch_of([0, 1]).batch[0])
+
+
+def test_inputs_hold_nothing_of_the_table(tmp_path: Path) -> None:
+    (tmp_path / "secret.csv").write_text("owner,age,price\n" + "".join(f"o{i},{i},{i * 7}\n" for i in range(50)))
+    ranges = {"age": [0, 100], "price": [0, 999]}
+    options = {"path": "secret.csv", "user": "owner", "features": [["age"], "price"], "ranges": ranges}
+    stated = dict(user_source("user_table").read(tmp_path, False, options).inputs)
+    assert "clipped" in stated.pop("preparation")
+    assert stated == {"features": [["age"], "price"], "ranges": ranges}
 
 
 @pytest.mark.parametrize(

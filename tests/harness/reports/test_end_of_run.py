@@ -37,9 +37,11 @@ def test_it_says_who_is_held_out() -> None:
         "{val_size: 300, split: hash}": "300 records, in expectation: chosen by a hash of each",
         "{val_users: 20, split: hash}": "20 users, in expectation: chosen by a hash of each",
         "{val_size: 300, split: permutation}": "300 records, chosen by a permutation of all: epsilon covers",
-        "{val_users: 5, split: hash, options: {held_out: 0.1, test_path: null}}": (
-            "5 users and a share of 0.1 of the records, for the test, in expectation"
+        "{val_users: 5, split: hash, unit: user, options: {held_out: 0.1, test_path: null}}": (
+            "5 users and a share of 0.1 of the users, for the test, in expectation"
         ),
+        "{split: hash, unit: example, options: {held_out: 0.1, user: agent}}": "a share of 0.1 of the users",
+        "{split: hash, unit: example, options: {held_out: 0.1}}": "a share of 0.1 of the records",
     }.items():
         assert line in text_of(data=yaml.safe_load(words))
     for words in (

@@ -62,6 +62,7 @@ model._target_=foo.Bar -> No module named 'foo'
 +optimizer.foreach._target_=os.getpid -> optimizer.foreach must be true or false or null
 # groups
 data=mnst -> there is no data=mnst. Did you mean data=mnist?
+strategy=smooth -> For a file of your own add --config-dir FOLDER.
 run=5 -> run is a group of settings (run.KEY=VALUE), not 5
 =5 -> takes one name, not 5
 # processes

@@ -125,6 +125,7 @@ def test_what_counts_as_its_code(tmp_path: Path) -> None:
 WRONG = """\
 from dataclasses import replace
 
+import torch
 from torch import nn
 
 from dpbench.privacy.mechanism.adaptive import MeanNormBounds
@@ -160,6 +161,11 @@ class Net(nn.Module):
 
     def forward(self, images):
         return self.layers(images)
+
+
+class Patches(Net):
+    def forward(self, images):
+        torch._assert(images.shape[2] == 32, f"Wrong image height! Expected 32 but got {images.shape[2]}!")
 """
 
 
@@ -174,11 +180,16 @@ class Net(nn.Module):
         ),
         (
             "model=none model._target_=own_wrong.Net",
-            r"the network and the batches do not fit: mat1 and .* \(own_wrong.py, line 37, in forward\). "
-            r"Make the layers fit what the data set provides: input_shape=\(1, 8, 8\), num_classes=10\.",
+            r"the network and the batches do not fit: mat1 and .* \(own_wrong.py, line 38, in forward\). "
+            r"Make the layers fit what the data set provides: input_shape=\(1, 8, 8\), num_classes=10, or set data.im",
+        ),
+        (
+            "model=none model._target_=own_wrong.Patches",
+            r"do not fit: Wrong image height! Expected 32 but got 8! \(own_wrong.py, line 43, in forward\). Make the "
+            r"layers fit what the data set provides: input_shape=\(1, 8, 8\), num_classes=10, or set data.image_size\.",
         ),
     ],
-    ids=["silent", "shrinking", "totals", "net"],
+    ids=["silent", "shrinking", "totals", "net", "patches"],
 )
 def test_what_is_wrong_with_own_classes_is_said_in_one_line(
     words: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -209,6 +220,20 @@ def test_other_errors_keep_their_traceback(function: str, file: str, words: str,
         names[function]()
     caught.value.__traceback__ = caught.tb.tb_next  # without this file
     assert (misfit_of(caught.value, ImageDataModule("digits")) is not None) is is_misfit
+
+
+def test_what_watches_a_networks_operators_is_not_its_place() -> None:
+    """An assertion comes through the modes that follow shared parameters."""
+    names: dict[str, Any] = {}
+    watching = "def __torch_function__(): raise AssertionError('Wrong image height!')"
+    exec(compile(watching, f"{PACKAGE}/privacy/gradients/_shared.py", "exec"), names)
+    exec(compile("def forward(): __torch_function__()", "own.py", "exec"), names)
+    with pytest.raises(AssertionError) as caught:
+        names["forward"]()
+    caught.value.__traceback__ = caught.tb.tb_next  # without this file
+    assert "Wrong image height! (own.py, line 1, in forward)" in (
+        misfit_of(caught.value, ImageDataModule("digits")) or ""
+    )
 
 
 def test_the_folder_that_holds_a_package(tmp_path: Path) -> None:

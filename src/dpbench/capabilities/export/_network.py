@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytorch_lightning as pl
@@ -17,6 +17,8 @@ from dpbench.models import merge_adapters
 from dpbench.modules.image_generator import ImageGenerator
 from dpbench.options import options_of
 
+_INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
+
 
 @dataclass(frozen=True)
 class Network:
@@ -29,6 +31,7 @@ class Network:
         weights: Parameters and buffers by name, without those of the training.
         config: Configuration of the run.
         checkpoint: The checkpoint as saved.
+        described: Preparation of inputs and names of classes, as the data module describes them.
     """
 
     target: str
@@ -37,6 +40,16 @@ class Network:
     weights: Mapping[str, Tensor]
     config: dict[str, Any]
     checkpoint: dict[str, Any]
+    described: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """Preparation of inputs and names of classes: options of the data, and what the data module describes."""
+        data = self.config.get("data") or {}
+        options = {name: data[name] for name in _INPUTS if data.get(name) is not None}
+        if "features" in options:  # made of pixels as they are
+            options.pop("scale", None)
+        return {**options, **self.described}
 
     @property
     def ours(self) -> bool:
@@ -70,6 +83,7 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
         weights=_weights(network),
         config=config,
         checkpoint=trained.checkpoint,
+        described=trained.inputs,
     )
 
 

@@ -37,7 +37,6 @@ BUILD = "config.json"
 FACTS = "privacy.json"
 _OF_A_SWEEP = "multirun.yaml"  # in the folder of a sweep, beside those of its runs
 _FOREIGN = "loading these weights requires the code that defines it."
-_INPUTS = ("name", "scale", "image_size", "features", "prior_sha256")
 _IN_FRONT = (
     "delta",
     "unit",
@@ -188,14 +187,10 @@ def _test_metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 def build_file(network: Network) -> dict[str, Any]:
     """How to build the network: the content of config.json."""
-    data = network.config.get("data") or {}
-    inputs = {name: data[name] for name in _INPUTS if data.get(name) is not None}
-    if "features" in inputs:  # made of pixels as they are
-        inputs.pop("scale", None)
     content: dict[str, Any] = {"target": network.target, "arguments": dict(network.arguments)}
     if network.part is not None:
         content["part"] = network.part
-    content["inputs"] = inputs
+    content["inputs"] = network.inputs
     if not network.ours:
         content["note"] = f"{network.target} is not a class of dpbench: {_FOREIGN}"
     return content

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
+from dpbench.capabilities.own_data.frame import DEFAULT_LENGTHS
 from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
 from dpbench.capabilities.own_data.table import read_user_table
 from dpbench.capabilities.users.dataset import UserDataset
@@ -81,6 +82,52 @@ class TableOptions:
     num_classes: _Classes = None
     held_out: HeldOutShare = 0.1
 
+    def inputs(self) -> dict[str, Any]:
+        """How an input is prepared, and names of the classes: only what the options state, nothing of the table."""
+        stated: dict[str, Any] = {
+            "features": self.features,
+            "ranges": self.ranges,
+            "images": self.images,
+            "text": self.text,
+            "vocabulary": Path(self.vocabulary).name if self.vocabulary else None,
+            "classes": self.classes,
+        }
+        if self.text is not None:
+            stated["sequence_length"] = self.sequence_length or DEFAULT_LENGTHS[self.text]
+        stated["preparation"] = " ".join(self._preparation())
+        return {name: value for name, value in stated.items() if value is not None}
+
+    def _preparation(self) -> list[str]:
+        if self.text == "labels":
+            lines = [
+                "Join the texts of a row by blanks and encode them by "
+                "dpbench.capabilities.own_data.texts.labeled_words with length=sequence_length: lower-case words, "
+                "numbers and signs, each one token, padded with 0."
+            ]
+            if self.vocabulary is None:
+                lines.append("A token is BLAKE2b (8 bytes, big-endian) of the word in UTF-8, modulo 10000, plus 1.")
+            else:
+                lines.append("A token is the line of the word in the vocabulary, from 1; of others 10001.")
+        elif self.text == "words":
+            lines = [
+                "Split lower-case texts at blanks and encode them by dpbench.data.texts.word_sequences with the "
+                "vocabulary and length=sequence_length; inputs are all tokens but the last."
+            ]
+        elif self.text == "characters":
+            lines = [
+                "Encode texts by dpbench.data.texts.character_sequences with length=sequence_length; inputs are all "
+                "tokens but the last."
+            ]
+        elif self.images is not None:
+            lines = ["float32 (channels, height, width); whole numbers are divided by 255."]
+        else:
+            lines = [
+                "Columns of a list are one input, float32, in the order of the list; the last feature is the target."
+            ]
+        if self.ranges:
+            lines.append("Columns in ranges are clipped, and their range becomes [-1, 1].")
+        return lines
+
 
 @dataclass(frozen=True)
 class UserTableOptions(TableOptions):
@@ -118,7 +165,13 @@ def load_table(
             f"{options.path} has only columns of single numbers: name the input columns and the target, such as "
             "data.options.features=[[age, height], label]."
         )
-    return UserData(train, test, _model_options(train.examples, test, options), test_users=test_users)
+    return UserData(
+        train,
+        test,
+        _model_options(train.examples, test, options),
+        test_users=test_users,
+        inputs=options.inputs(),
+    )
 
 
 @dataclass(frozen=True)
@@ -142,6 +195,23 @@ class ImageFolderOptions:
     grayscale: bool = False
     held_out: HeldOutShare = 0.1
 
+    def inputs(self, classes: Sequence[str]) -> dict[str, Any]:
+        """How an image is prepared, and names of the classes.
+
+        Args:
+            classes: Names of the folders, which are public, in the order of their numbers.
+        """
+        return {
+            "image_size": self.image_size,
+            "grayscale": self.grayscale,
+            "classes": list(classes),
+            "preparation": (
+                f"{'One gray channel' if self.grayscale else 'RGB'}; the shorter side is resized to image_size "
+                "(bilinear, antialiased), the middle is cropped to a square; float32 (channels, height, width), "
+                "divided by 255, not normalized further."
+            ),
+        }
+
 
 @by_users("image_folder", ImageFolderOptions, has_users=False)
 def load_image_folder(
@@ -163,7 +233,7 @@ def load_image_folder(
     train, test_users, test = _split(read, root, options, held_out_by)
     shape = (1 if options.grayscale else 3, options.image_size, options.image_size)
     model_options = {"input_shape": shape, "num_classes": len(classes)}
-    return UserData(train, test, model_options, test_users=test_users)
+    return UserData(train, test, model_options, test_users=test_users, inputs=options.inputs(classes))
 
 
 def _split(

@@ -25,6 +25,9 @@ Column = NDArray[Any] | list[str]
 Features = Sequence[str | Sequence[str]] | Mapping[str, Sequence[int] | None] | None
 """Features in the order of an example's parts: columns, lists of columns, or columns with the shape of a cell."""
 
+DEFAULT_LENGTHS = {"characters": 80, "words": 20, "labels": 100}
+"""Tokens of a sequence, by the kind of the text."""
+
 
 def read_frame(
     frame: pd.DataFrame,
@@ -255,15 +258,16 @@ def _texts(
     vocabulary: Sequence[str] | None,
 ) -> Dataset[Any]:
     """Sequences of the first column, or texts of all columns but the last with that as labels."""
+    length = length or DEFAULT_LENGTHS[text]
     if text == "labels":
-        return _labeled_texts(columns, where, vocabulary, length or 100)
+        return _labeled_texts(columns, where, vocabulary, length)
     name = next(iter(columns))
     texts = _require_texts(columns, name, where)
     if text == "characters":
-        return Sequences(torch.tensor(character_sequences(texts, length or 80)[0]))
+        return Sequences(torch.tensor(character_sequences(texts, length)[0]))
     if vocabulary is None:
         raise ConfigurationError("text=words needs a vocabulary: words that have a number, the most frequent first.")
-    return Sequences(torch.tensor(word_sequences([text.lower().split() for text in texts], vocabulary, length or 20)))
+    return Sequences(torch.tensor(word_sequences([text.lower().split() for text in texts], vocabulary, length)))
 
 
 def _labeled_texts(
@@ -278,7 +282,8 @@ def _labeled_texts(
     labels = columns[last]
     if isinstance(labels, list) or labels.dtype != np.int64 or labels.ndim != 1:
         raise DataError(
-            f"{where}: feature {last!r} is not a label: number the classes from 0, and name the texts before the label."
+            f"{where}: feature {last!r} is not a label: name the texts before the label, and number the classes from "
+            "0, or name them (data.options.classes=[bad,good])."
         )
     texts = [_require_texts(columns, name, where) for name in names]
     joined = map(" ".join, zip(*texts, strict=True))

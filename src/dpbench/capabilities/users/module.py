@@ -156,6 +156,10 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         """Options of a model or module that the data determine."""
         return dict(self.data.model_options)
 
+    def describe_inputs(self) -> dict[str, Any]:
+        """How an input is prepared, and names of the classes, for users of an exported model."""
+        return dict(self.data.inputs)
+
     @property
     def _collate_fn(self) -> Callable[[Any], Any] | None:
         return self.users.collate_fn

@@ -62,6 +62,13 @@ def load_characters(root: Path, download: bool, split: Split = "roles", sequence
         test=test_users.examples,
         model_options={"vocabulary_size": CHARACTER_TOKENS},
         test_users=test_users,
+        inputs={
+            "sequence_length": sequence_length,
+            "preparation": (
+                "Encode texts by dpbench.data.texts.character_sequences with length=sequence_length; inputs are all "
+                "tokens but the last."
+            ),
+        },
         noise_batch=partial(token_noise, length=sequence_length, vocabulary_size=CHARACTER_TOKENS),
     )
 

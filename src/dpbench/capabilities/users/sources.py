@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,8 @@ class UserData:
         test_users: The test examples by user, where they have one: for metrics of each user; None: they have none.
         noise_batch: Function of (size, generator) that makes a batch without private data.
         attribution: Attribution that a license requires; "": none.
+        inputs: How an input is prepared, and names of the classes, for users of an exported model: plain data from the
+            configuration or public, never from the records.
     """
 
     train: UserDataset
@@ -40,6 +42,7 @@ class UserData:
     test_users: UserDataset | None = None
     noise_batch: Callable[[int, torch.Generator], Any] | None = None
     attribution: str = ""
+    inputs: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

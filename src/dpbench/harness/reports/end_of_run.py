@@ -141,5 +141,7 @@ def _held_out(data: Mapping[str, Any]) -> str:
         parts.append(f"{data['val_users']} users")
     options = data.get("options") or {}
     if options.get("held_out") and not options.get("test_path"):
-        parts.append(f"a share of {options['held_out']:g} of the records, for the test")
+        # A table with users holds users out, also where their examples are the records.
+        held_out = "users" if data.get("unit") == "user" or "user" in options else "records"
+        parts.append(f"a share of {options['held_out']:g} of the {held_out}, for the test")
     return " and ".join(parts) if "split" in data else ""

@@ -93,7 +93,8 @@ def _unknown_choice(error: MissingConfigException) -> str:
             return f"launcher={name} is not installed: {installing(name)}."
     names = error.options or ()
     hint = did_you_mean(choice, names, f"{group}=")
-    return f"there is no {group}={choice}.{hint} Known: {', '.join(names) or 'none'}."
+    known = f"Known: {', '.join(names) or 'none'}."
+    return f"there is no {group}={choice}.{hint} {known} For a file of your own add --config-dir FOLDER."
 
 
 def _unknown_key(error: ConfigAttributeError | ConfigKeyError) -> str:

@@ -27,12 +27,14 @@ class SavedModule:
         config: The run's configuration.
         checkpoint: The checkpoint as saved.
         model_options: Sizes that the data determine, such as the shape of a record.
+        inputs: How the data module prepares inputs; empty where it does not describe that, or was not loaded.
     """
 
     module: Any  # a LightningModule, of the class that the configuration names
     config: dict[str, Any]
     checkpoint: dict[str, Any]
     model_options: Mapping[str, Any]
+    inputs: Mapping[str, Any]
 
 
 def last_checkpoint(run: RunFolder, trust: bool = False) -> dict[str, Any]:
@@ -111,8 +113,14 @@ def load_module(
         DataError: The data, which determine the network's inputs, are not there.
     """
     config = read_config(run)
+    inputs: Mapping[str, Any] = {}
     if model_options is None:
-        model_options = checkpoint[SHAPE] if SHAPE in checkpoint else _options_of_data(config)
+        if SHAPE in checkpoint:
+            model_options = checkpoint[SHAPE]
+        else:
+            data = _load_data(config)
+            model_options = data.model_options() if hasattr(data, "model_options") else {}
+            inputs = data.describe_inputs() if hasattr(data, "describe_inputs") else {}
     module = module_for(config, dict(model_options))
     try:
         module.load_state_dict(checkpoint["state_dict"])
@@ -121,11 +129,11 @@ def load_module(
             f"{run.checkpoint} is of another architecture than {run.config} says: "
             f"{shorten(str(error), 300, placeholder=' …')}"
         ) from error
-    return SavedModule(module.eval(), config, checkpoint, model_options)
+    return SavedModule(module.eval(), config, checkpoint, model_options, inputs)
 
 
-def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Load the data for the model's options that they determine; no records are kept."""
+def _load_data(config: Mapping[str, Any]) -> Any:
+    """Load the data for what they determine: the model's options, and how inputs are prepared."""
     cls = class_of(config["data"], "data")
     options = {**config["data"], "seed": None}
     if options.get("membership") is not None:
@@ -135,4 +143,4 @@ def _options_of_data(config: Mapping[str, Any]) -> dict[str, Any]:
     data = instantiate(cls, options, "data")
     data.prepare_data()
     data.setup("fit")
-    return dict(data.model_options()) if hasattr(data, "model_options") else {}
+    return data

@@ -304,7 +304,9 @@ def _fit(
     except BudgetExhausted:
         if checkpoint is None or folder.finished:  # else: the interrupted run had just spent its budget
             raise
-    except (IndexError, TypeError, ValueError, RuntimeError) as error:
+    except (AssertionError, IndexError, TypeError, ValueError, RuntimeError) as error:
+        if isinstance(error, AssertionError) and trainer.global_step > 0:
+            raise  # the network has taken batches of this shape
         # PyTorch has no type for a checkpoint of another network, and a worker's error comes with its words only.
         text = " ".join(str(error).split())
         of_checkpoint = any(word in text.lower() for word in ("checkpoint", "state_dict", "state dict"))

@@ -197,10 +197,13 @@ class CappedFactors:
         clips = (factors >= 0) & (factors * norms <= bound * (1 + _TOLERANCE))
         if not clips.all():
             position = int(clips.int().argmin())
+            factor = float(factors[position])
+            too_large = factor > 0 and norms[position] > 0
+            hint = " Its argument is squared norms: take squared_norms.sqrt() first." if too_large else ""
             raise ConfigurationError(
-                f"clip_factors={self._name} returns {float(factors[position]):.4g} for a squared norm of "
+                f"clip_factors={self._name} returns {factor:.4g} for a squared norm of "
                 f"{float(squared_norms[position]):.4g}: a factor must be finite, from 0 to max_grad_norm / norm = "
-                f"{float(bound / norms[position]):.4g}. Its argument is squared norms: take squared_norms.sqrt() first."
+                f"{float(bound / norms[position]):.4g}.{hint}"
             )
         again = self._rule(squared_norms.clone(), bound).to(squared_norms)
         alone = self._of_each_alone(squared_norms, bound)
