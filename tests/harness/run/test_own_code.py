@@ -180,7 +180,7 @@ class Patches(Net):
         ),
         (
             "model=none model._target_=own_wrong.Net",
-            r"the network and the batches do not fit: mat1 and .* \(own_wrong.py, line 38, in forward\). "
+            r"the network and the batches do not fit: (addmm: )?mat1 and .* \(own_wrong.py, line 38, in forward\). "
             r"Make the layers fit what the data set provides: input_shape=\(1, 8, 8\), num_classes=10, or set data.im",
         ),
         (
