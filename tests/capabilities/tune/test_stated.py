@@ -145,10 +145,9 @@ def test_the_profile_is_tighter_and_covers_the_score() -> None:
 
 def test_a_ledger_states_it(tmp_path: Path) -> None:
     best = best_of(*THREE, shape=1.0, noise=2.0)
-    curve = tuple(zip(DEFAULT_ORDERS, best.trial_curve(DEFAULT_ORDERS).tolist(), strict=True))
-    _write_ledger(tmp_path / "ledger.jsonl", replace(best, curve=curve), DELTA)
+    _write_ledger(tmp_path / "ledger.jsonl", best, DELTA)
     ledger = read_ledger(tmp_path / "ledger.jsonl")
-    assert ledger.wrong is None and ledger.releases[0][1].sampling == replace(best, curve=curve)
+    assert ledger.wrong is None and ledger.releases[0][1].sampling == best.with_curve()
     assert ledger_epsilon(ledger, DELTA) == pytest.approx(cost(best), rel=1e-9)
     text = (tmp_path / "ledger.jsonl").read_text()
     lines = text.splitlines()
@@ -156,6 +155,9 @@ def test_a_ledger_states_it(tmp_path: Path) -> None:
     line["sampling"]["settings"][1]["releases"][0][1] *= 2  # more noise than the stated divergences
     (tmp_path / "ledger.jsonl").write_text(f"{lines[0]}\n{json.dumps(line)}\n")
     assert "are not those of its releases" in str(read_ledger(tmp_path / "ledger.jsonl").damage)
+    line["sampling"]["curve"] = []
+    (tmp_path / "ledger.jsonl").write_text(f"{lines[0]}\n{json.dumps(line)}\n")
+    assert "divergences of a trial are missing" in str(read_ledger(tmp_path / "ledger.jsonl").damage)
 
 
 def test_it_composes_with_other_releases_by_rdp_alone() -> None:

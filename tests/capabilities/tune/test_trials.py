@@ -23,7 +23,7 @@ from dpbench.capabilities.tune.trials import (
     draw_trials,
     forget,
 )
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.composition import Selection
 from tests.capabilities.tune.test_stated import DELTA, SHAPES, THREE, best_of
@@ -131,10 +131,8 @@ def test_another_request_is_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_taken(tmp_path: Path) -> None:
     with open_locked(tmp_path / ".lock"), pytest.raises(ConfigurationError, match="another process is tuning"):
         Tuning(tmp_path, [1.0]).best_trial()
-    (tmp_path / "ledger.jsonl").write_text(
-        '{"record":"header","schema":1,"unit":"a","neighbouring_relation":"x","population":1,"delta":0.1}\n'
-    )
-    with pytest.raises(ConfigurationError, match="is not that of a tuning"):
+    (tmp_path / "ledger.jsonl").write_text("something else\n")
+    with pytest.raises(LedgerError, match="is not a dpbench ledger"):
         Tuning(tmp_path, [1.0]).best_trial()
 
 

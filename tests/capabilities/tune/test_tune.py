@@ -16,8 +16,8 @@ from torch.utils.data import TensorDataset
 from dpbench.capabilities.tune import planning, tuning
 from dpbench.capabilities.tune.score import sum_of_scores
 from dpbench.capabilities.tune.space import read_space
-from dpbench.capabilities.tune.stated import Releases
-from dpbench.capabilities.tune.trials import draw_trials
+from dpbench.capabilities.tune.stated import BestOfTrials, Releases
+from dpbench.capabilities.tune.trials import Trial, draw_trials
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError, Interrupted
@@ -108,6 +108,13 @@ def test_a_tuning_that_is_over_is_not_repeated(tuned: tuple[Path, str]) -> None:
             "set data.sampling=po",
         ),
         ([*HELD_OUT, "strategy=dpsgd,none"], "there is no key strategy.noise_multiplier"),
+        ([*HELD_OUT, "strategy=clip_only"], "a setting trains without privacy"),
+        ([*HELD_OUT, "strategy=noise_only"], "a setting trains without privacy"),
+        ([*HELD_OUT, "diagnostics.training_records=10"], "diagnostics.training_records=10: dpbench tune sets"),
+        (
+            [*HELD_OUT, "data.sampling=cyclic_poisson", "strategy.noise=banded", "strategy.bands=2"],
+            "set data.sampling=poisson",
+        ),
         ([*HELD_OUT, "data.train_size=500,600"], "data.train_size=500,600: all trials have the same records"),
         ([*HELD_OUT, "trainer.devices=2"], "set trainer.devices=1"),
         (["optimizer.lr=1,2", "--selection", "best"], "--selection must be"),
@@ -232,3 +239,29 @@ def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(tuning, "best_trial", interrupted)
     _, err = dpbench(tmp_path, "tune", *[word for word in WORDS if word != "logger=none"], status=130)
     assert "continue with: the same command" in err and "0123" not in err
+
+
+def test_a_trial_that_was_killed_goes_on(tmp_path: Path) -> None:
+    """With its checkpoint, or anew without one; a divergence is the lowest score."""
+    space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=4", *HELD_OUT[1:], "strategy=dpsgd"])
+    (plan,) = planning.planned(space, 1e-4, tuning._train)
+    best = BestOfTrials(plan.releases[0].sampling.population, 2.0, None, (plan.at(2.0),), "accuracy", 1.0)
+    request = tuning.Request((), 1.0, 1e-4, "rdp", 2.0, None, "accuracy", None, False)
+
+    class Killed(pl.Callback):
+        def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
+            if trainer.global_step == 2:
+                raise KeyboardInterrupt
+
+    config = planning.compose([*space.words, "optimizer.lr=1", "strategy.noise_multiplier=2.0", "strategy.delta=1e-4"])
+    for number, every in enumerate((500, 1)):
+        place = tmp_path / f"{number}"
+        config["run"]["checkpoint_every_n_steps"] = every
+        with pytest.raises((KeyboardInterrupt, Interrupted, SystemExit)):
+            tuning._train(config, place, [Killed()])
+        assert not (place / "result.json").exists()
+        score = tuning._run(request, space, Trial(("optimizer.lr=1",), 5), best, place)
+        assert score is not None and 0 <= score <= 30
+        assert len(read_ledger(place / "ledger.jsonl").releases) >= 4
+    nowhere = Trial(("optimizer.lr=1e30",), 6)
+    assert tuning._run(request, space, nowhere, best, tmp_path / "diverged") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,10 +22,12 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import plain
 from dpbench.harness.run.command_line import without_hydra
 from dpbench.harness.run.jobs import check_run
+from dpbench.harness.runs.record import is_audited
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS, RenyiAccountant
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
+from dpbench.privacy.sampling import Sampling
 from dpbench.strategies import PrivateStrategy
 
 _DIGITS = 4  # of noise multipliers
@@ -73,13 +75,19 @@ class PlanReader(pl.Callback):
 
 
 def _at_most(events: Counter[Event], stated: dict[Event, int]) -> bool:
-    """Return whether releases are those that were stated, or less, with as much noise or more."""
-    for sampling in {event.sampling for event in events}:
-        made = sum(count for event, count in events.items() if event.sampling == sampling)
-        allowed = [(event, count) for event, count in stated.items() if event.sampling == sampling]
-        least = min(effective_noise_multiplier(event.queries) for event in events if event.sampling == sampling)
-        most = max((effective_noise_multiplier(event.queries) for event, _ in allowed), default=0.0)
-        if made > sum(count for _, count in allowed) or least < most * (1 - _ROUNDING):
+    """Return whether at every noise multiplier no more releases were made with so much noise or less than stated."""
+    for event in events:
+        most = effective_noise_multiplier(event.queries) * (1 + _ROUNDING)
+
+        def count(counts: Mapping[Event, int], sampling: Sampling = event.sampling, most: float = most) -> int:
+            return sum(
+                times
+                for other, times in counts.items()
+                if other.sampling == sampling and effective_noise_multiplier(other.queries) <= most
+            )
+
+        # Noise that was rounded down may lie below that of the statement by the rounding.
+        if count(events) > count(stated, most=most * (1 + _ROUNDING)):
             return False
     return True
 
@@ -112,6 +120,20 @@ def compose(words: Sequence[str]) -> dict[str, Any]:
     """
     own = ["run.name=tuned", "run.group=tuned", "logger=none", "++trainer.limit_val_batches=0", "strategy.secure=true"]
     config: dict[str, Any] = plain(without_hydra(check_run([*words, *own])))
+    data = config["data"]
+    inserted = data.get("inserted")
+    uncounted = {
+        "after": config.get("after"),
+        "audit": is_audited(config),
+        "callbacks": {name for name, options in config["callbacks"].items() if options is not None},
+        "diagnostics": {name for name, value in config["diagnostics"].items() if value is not None},
+        "data.membership": data.get("membership"),
+        "data.inserted": inserted.get("records") if isinstance(inserted, dict) else inserted,
+        "run.max_time": config["run"].get("max_time"),
+    }
+    for name, value in uncounted.items():
+        if value:
+            raise ConfigurationError(f"dpbench tune does not account for {name}: remove it from the experiment.")
     return config
 
 
@@ -145,9 +167,8 @@ def planned(space: Space, delta: float, train: Train) -> list[Planned]:
             train(config, Path(folder) / "plan", [reader])
         releases = []
         for event, count in reader.events.items():
-            if event.sampling.is_free:
-                continue
-            if event.sampling.neighboring_relation != BestOfTrials.neighboring_relation:
+            is_other = event.sampling.neighboring_relation != BestOfTrials.neighboring_relation
+            if is_other or event.sampling.cycle > 1:
                 raise ConfigurationError(
                     f"{event.sampling.words[0]} batches: a tuning is accounted for Poisson sampling; set "
                     "data.sampling=poisson."
@@ -196,9 +217,7 @@ class Calibration:
             return self._cost(self.stated(plans, [factor * z for z in alone]), self.accountant)
 
         factor = _solve(cost, self.epsilon)
-        best = self.stated(plans, [factor * z for z in alone])
-        curve = zip(DEFAULT_ORDERS, best.trial_curve(DEFAULT_ORDERS).tolist(), strict=True)
-        return replace(best, curve=tuple(curve))
+        return self.stated(plans, [factor * z for z in alone])
 
     def stated(self, plans: Sequence[Planned], noise_multipliers: Sequence[float]) -> BestOfTrials:
         """State a tuning with noise multipliers, rounded up."""

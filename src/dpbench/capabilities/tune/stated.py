@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -96,6 +96,8 @@ class BestOfTrials(Sampling):
     draws_batches: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if not self.curve and any(isinstance(setting, dict) for setting in self.settings):
+            raise LedgerError("the divergences of a trial are missing")
         settings = tuple(_setting(self, setting) for setting in self.settings)
         curve = tuple((float(order), float(divergence)) for order, divergence in self.curve)
         object.__setattr__(self, "settings", settings)
@@ -197,6 +199,13 @@ class BestOfTrials(Sampling):
             self.selection.shape,
         )
 
+    def with_curve(self) -> Self:
+        """The same statement with the divergences of a trial, where they are finite."""
+        from dpbench.privacy.accounting.accountants import DEFAULT_ORDERS
+
+        curve = zip(DEFAULT_ORDERS, self.trial_curve(DEFAULT_ORDERS).tolist(), strict=True)
+        return replace(self, curve=tuple(point for point in curve if math.isfinite(point[1])))
+
     def to_dict(self) -> dict[str, Any]:
         settings = []
         for setting in self.settings:
@@ -242,7 +251,8 @@ def _setting(best: BestOfTrials, setting: object) -> Setting:
     else:
         raise LedgerError(f"a setting must be a JSON object, not {setting!r:.60}")
     for sampling, noise_multiplier, count in releases:
-        if sampling.neighboring_relation != best.neighboring_relation or sampling.population != best.population:
+        same = (sampling.population, sampling.unit) == (best.population, best.unit)
+        if sampling.neighboring_relation != best.neighboring_relation or not same:
             raise LedgerError(f"a trial draws by {sampling.to_dict()}, from other records or for other neighbors")
         if not (0 < noise_multiplier < math.inf and type(count) is int and count > 0):
             raise LedgerError(f"a trial has {count!r} releases of noise multiplier {noise_multiplier!r}")

@@ -28,14 +28,15 @@ from dpbench.harness.runs.folder import RunFolder
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.privacy.accounting.ledger import Header, Release
-from dpbench.privacy.accounting.writer import LedgerWriter
+from dpbench.privacy.accounting.writer import LedgerWriter, records_a_run
 from dpbench.privacy.events import NOISE_END, SumQuery
 from dpbench.privacy.mechanism.noise import add_gaussian_noise
-from dpbench.privacy.randomness import Stream, fresh_key
+from dpbench.privacy.randomness import Stream, digest_of, fresh_key
 
 HIDDEN = ".trials"
 _STATE = "state.json"
 _SCORE = "score.json"
+_FOLDERS = "folders"  # one level down: the links of the folder above count those below it
 
 
 class Trial(NamedTuple):
@@ -43,7 +44,7 @@ class Trial(NamedTuple):
 
     Attributes:
         words: Own options.
-        key: Secret key of the noise on its score; also the name of its folder.
+        key: Secret key of the noise on its score.
     """
 
     words: tuple[str, ...]
@@ -51,8 +52,8 @@ class Trial(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Name of its folder."""
-        return f"{self.key:032x}"
+        """Name of its folder, which says nothing of the key."""
+        return digest_of((self.key, Stream.SELECTION, 1)).hex()[:16]
 
 
 class Winner(NamedTuple):
@@ -145,17 +146,19 @@ def best_trial(
     except BlockingIOError:
         raise ConfigurationError(f"another process is tuning in {folder}: choose another --out.") from None
     with lock:
-        if not ledger.exists():
+        if not records_a_run(ledger):
+            ledger.unlink(missing_ok=True)  # of a kill after its header
             best, trials = state()
             _hide(hidden, request, trials)
             _write_ledger(ledger, best, delta)
         best = stated_in(ledger)
         winner: Winner | None = None
         for trial in _trials_in(hidden, request, ledger):
-            score = _score_of(trial, best, hidden / trial.name, run, expected_records)
+            place = hidden / _FOLDERS / trial.name
+            score = _score_of(trial, best, place, run, expected_records)
             # The first of equal scores: as trials are exchangeable, one of them at random.
             if score is not None and (winner is None or score > winner.score):
-                winner = Winner(trial, hidden / trial.name, score)
+                winner = Winner(trial, place, score)
         return winner
 
 
@@ -185,7 +188,8 @@ def _hide(hidden: Path, request: dict[str, Any], trials: Sequence[Trial]) -> Non
     """Write the trials into a new folder for its owner alone."""
     shutil.rmtree(hidden, ignore_errors=True)  # drawn before a kill, and never begun: the ledger was not written
     hidden.mkdir(mode=0o700)
-    content = {"request": request, "trials": [[trial.words, trial.name] for trial in trials]}
+    (hidden / _FOLDERS).mkdir()
+    content = {"request": request, "trials": [[trial.words, f"{trial.key:x}"] for trial in trials]}
     write_atomically(hidden / _STATE, json.dumps(content))
     os.chmod(hidden / _STATE, 0o600)
 
@@ -203,7 +207,7 @@ def _trials_in(hidden: Path, request: dict[str, Any], ledger: Path) -> list[Tria
             f"{ledger.parent} holds a tuning of other settings, which were fixed before its first trial: repeat its "
             f"own command, or choose another --out. It was begun with {content['request']}."
         )
-    return [Trial(tuple(words), int(name, 16)) for words, name in content["trials"]]
+    return [Trial(tuple(words), int(key, 16)) for words, key in content["trials"]]
 
 
 def _write_ledger(path: Path, best: BestOfTrials, delta: float) -> None:
@@ -217,7 +221,7 @@ def _write_ledger(path: Path, best: BestOfTrials, delta: float) -> None:
     writer = LedgerWriter(path, header)
     # The cost is that of the statement, whatever the query says: its noise multiplier is the least of any trial.
     least = min(part.noise_multiplier for setting in best.settings for part in setting.releases)
-    writer.append(Release(0, best, (SumQuery(best.kind, 1.0, least),)))
+    writer.append(Release(0, best.with_curve(), (SumQuery(best.kind, 1.0, least),)))
     writer.close()
 
 

@@ -6,6 +6,8 @@ import contextlib
 import logging
 import math
 import os
+import shutil
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +26,7 @@ from dpbench.capabilities.tune.stated import BestOfTrials, Setting
 from dpbench.capabilities.tune.trials import HIDDEN, Trial, best_trial, draw_trials, forget, stated_in
 from dpbench.capabilities.tune.winner import TUNING, hide_times, publish
 from dpbench.data.module import PrivateDataModule
-from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.errors import ConfigurationError, Diverged, DPBenchError, Interrupted, OutOfMemory
 from dpbench.harness.run import build
 from dpbench.harness.run.processes import processes_to_start
 from dpbench.harness.run.saved_module import last_checkpoint, load_module
@@ -98,6 +100,7 @@ def tune(request: Request, folder: Path) -> str:
     check_score(build.build_module(config, data), request.score, request.score_bound)
     if (folder / TUNING).exists():
         forget(folder)  # which a kill has prevented
+        hide_times(folder)
         raise ConfigurationError(f"{folder} holds the result of a tuning: choose another --out.")
 
     def state() -> tuple[BestOfTrials, list[Trial]]:
@@ -186,15 +189,24 @@ def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place
     config = planning.compose(words)
     with _hidden_output():
         try:
-            if not RunFolder(place).finished:
-                _train(config, place, [planning.PlanReader(setting)])
             run = RunFolder(place)
+            if run.checkpoint.exists():
+                config["run"]["resume"] = True
+            else:
+                # Killed before its first checkpoint: what it had released nobody has seen.
+                shutil.rmtree(place, ignore_errors=True)
+            if not run.finished:
+                _train(config, place, [planning.PlanReader(setting)])
             data = _data_of(config, request)
             options = data.model_options() if hasattr(data, "model_options") else {}
             module = load_module(run, last_checkpoint(run), options).module
-        except (Interrupted, OSError, KeyboardInterrupt, MemoryError):
+        except (Interrupted, MemoryError):
             raise
-        except Exception:  # divergence, or the code of a user: the lowest score
+        except (Diverged, OutOfMemory):
+            return None
+        except DPBenchError as error:  # of settings or of the machine, and never of what records say
+            raise type(error)(str(error).replace(str(place), "a trial's folder")) from None
+        except Exception:  # of the code of a user: its words may be of records
             return None
         return sum_of_scores(module, data, request.score, request.score_bound)
 
@@ -226,7 +238,10 @@ def _before(best: BestOfTrials, request: Request, space: Space, expected_records
 def _bar() -> Iterator[None]:
     """A bar that shows seconds, and neither the number of trials nor their ends."""
     ended = threading.Event()
-    with tqdm.tqdm(bar_format="tuning, {elapsed}", leave=False, disable=None) as bar:
+    with (
+        os.fdopen(os.dup(2), "w") as terminal,  # the trials cannot write to it
+        tqdm.tqdm(bar_format="tuning, {elapsed}", leave=False, disable=None, file=terminal) as bar,
+    ):
 
         def refresh() -> None:
             while not ended.wait(1.0):
@@ -243,14 +258,22 @@ def _bar() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hidden_output() -> Iterator[None]:
-    """Within, nothing is printed or logged: a line for each trial would tell their number."""
+    """Within, nothing is printed or logged, by any code: a line for each trial would tell their number."""
     logging.disable(logging.CRITICAL)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    kept = [os.dup(1), os.dup(2)]
     try:
         with (
             open(os.devnull, "w", encoding="utf-8") as nowhere,
             contextlib.redirect_stdout(nowhere),
             contextlib.redirect_stderr(nowhere),
         ):
+            for number in (1, 2):
+                os.dup2(nowhere.fileno(), number)
             yield
     finally:
+        for number, descriptor in zip((1, 2), kept, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
         logging.disable(logging.NOTSET)
