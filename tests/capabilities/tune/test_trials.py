@@ -134,6 +134,12 @@ def test_a_folder_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").write_text("something else\n")
     with pytest.raises(LedgerError, match="is not a dpbench ledger"):
         Tuning(tmp_path, [1.0]).best_trial()
+    tuning = Tuning(tmp_path / "other", [1.0])
+    tuning.best_trial()
+    with open(tmp_path / "other/ledger.jsonl", "a") as file:
+        file.write("{}\n")
+    with pytest.raises(ConfigurationError, match="is not that of a tuning"):
+        tuning.best_trial()
 
 
 @pytest.mark.parametrize("totals", [[], [None, None]], ids=["none", "failed"])
