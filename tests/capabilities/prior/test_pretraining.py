@@ -131,7 +131,7 @@ def test_refusals(small: Path, tmp_path: Path) -> None:
         "{features: random_prior, prior: small.pt, prior_sha256: null}": (
             "data.prior_sha256=null would allow a run to continue with another data.prior: remove it, or set"
         ),
-        "{features: random_prior, prior: a_folder}": "data.prior=.*a_folder is no file: train it with",
+        "{features: random_prior, prior: a_folder}": "data.prior=.*a_folder is not a file: train it with",
         "{features: random_prior, prior: small.pt, image_size: 24}": (
             "trained on images of 16×16 pixels, and these have 24×24: set data.image_size=16"
         ),

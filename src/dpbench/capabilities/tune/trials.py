@@ -92,11 +92,7 @@ def _number(selection: Selection, rng: np.random.Generator) -> int:
 
 
 def distribution_of(selection: Selection) -> Any:
-    """The distribution of the number of trials in scipy's form, for negative binomial ones before they are truncated.
-
-    >>> distribution_of(Selection(math.inf, 10.0)).mean(), round(distribution_of(Selection(0.0, 10.0)).mean(), 9)
-    (10.0, 10.0)
-    """
+    """The distribution of the number of trials in scipy's form, for negative binomial ones before they are truncated."""
     mean = selection.mean_trials
     shape = selection.shape
     if math.isinf(shape):
