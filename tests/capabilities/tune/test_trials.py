@@ -22,6 +22,7 @@ from dpbench.capabilities.tune.trials import (
     chance_of_at_most,
     draw_trials,
     forget,
+    tuning_alone,
 )
 from dpbench.errors import ConfigurationError, LedgerError
 from dpbench.locks import open_locked
@@ -115,7 +116,7 @@ def test_what_is_hidden_is_for_its_owner_and_goes(tmp_path: Path) -> None:
         stat.S_IMODE(os.stat(hidden).st_mode) == 0o700 and stat.S_IMODE(os.stat(hidden / "state.json").st_mode) == 0o600
     )
     forget(tmp_path)
-    assert sorted(path.name for path in tmp_path.rglob("*")) == [".lock", "ledger.jsonl"]
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl"]
     with pytest.raises(ConfigurationError, match="never drawn again"):
         tuning.best_trial()
 
@@ -129,8 +130,9 @@ def test_another_request_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_taken(tmp_path: Path) -> None:
+    taken = tuning_alone(tmp_path)
     with open_locked(tmp_path / ".lock"), pytest.raises(ConfigurationError, match="another process is tuning"):
-        Tuning(tmp_path, [1.0]).best_trial()
+        taken.__enter__()
     (tmp_path / "ledger.jsonl").write_text("something else\n")
     with pytest.raises(LedgerError, match="is not a dpbench ledger"):
         Tuning(tmp_path, [1.0]).best_trial()
@@ -140,6 +142,11 @@ def test_a_folder_that_is_taken(tmp_path: Path) -> None:
         file.write("{}\n")
     with pytest.raises(ConfigurationError, match="is not that of a tuning"):
         tuning.best_trial()
+    torn = Tuning(tmp_path / "torn", [1.0])
+    torn.best_trial()
+    (tmp_path / "torn" / HIDDEN / "state.json").write_text('{"request":')
+    with pytest.raises(ConfigurationError, match=r"state.json is damaged: choose another --out"):
+        torn.best_trial()
 
 
 @pytest.mark.parametrize("totals", [[], [None, None]], ids=["none", "failed"])

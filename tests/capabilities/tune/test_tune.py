@@ -21,6 +21,7 @@ from dpbench.capabilities.tune.trials import Trial, draw_trials
 from dpbench.cli import main
 from dpbench.data import ImageDataModule, UserDataModule
 from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.harness.run.train import train
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.sampling import FullParticipation
@@ -214,22 +215,21 @@ def test_a_space_that_cannot_be_drawn_from() -> None:
 
 def test_noise_that_does_not_suffice() -> None:
     plan = planning.Planned((), (Releases(FullParticipation(10), 1.0, 10**9),))
-    request = {"epsilon": 1e-3, "delta": 1e-5, "accountant": "rdp", "score": "accuracy", "is_public": True}
     with pytest.raises(ConfigurationError, match="lower --trials or raise --epsilon"):
-        planning.Calibration(Selection(1.0, 10.0), **request).solve([plan])
+        planning.calibrated(planning.Request((), 1e-3, 1e-5, "rdp", 10.0, 1.0, "accuracy", None, True), [plan])
 
 
 def test_a_trial_that_is_not_as_stated(tmp_path: Path) -> None:
     """Its releases are compared before its first batch, and none is made."""
     space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=2", "strategy=dpsgd"])
-    (plan,) = planning.planned(space, 1e-4, tuning._train)
+    (plan,) = planning.planned(space, 1e-4)
     noisier = plan.at(3.0)
     config = planning.compose([*space.words, "optimizer.lr=1", "strategy.noise_multiplier=2.0"])
     with pytest.raises(ConfigurationError, match="not those that the ledger states"):
-        tuning._train(config, tmp_path / "trial", [planning.PlanReader(noisier)])
+        train(config, tmp_path / "trial", [planning.PlanReader(noisier)], show=False)
     ledger = tmp_path / "trial/ledger.jsonl"
     assert not ledger.exists() or len(read_ledger(ledger).releases) == 0
-    tuning._train(config, tmp_path / "as stated", [planning.PlanReader(plan.at(2.0))])
+    train(config, tmp_path / "as stated", [planning.PlanReader(plan.at(2.0))], show=False)
 
 
 def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,9 +244,9 @@ def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: py
 def test_a_trial_that_was_killed_goes_on(tmp_path: Path) -> None:
     """With its checkpoint, or anew without one; a divergence is the lowest score."""
     space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=4", *HELD_OUT[1:], "strategy=dpsgd"])
-    (plan,) = planning.planned(space, 1e-4, tuning._train)
+    (plan,) = planning.planned(space, 1e-4)
     best = BestOfTrials(plan.releases[0].sampling.population, 2.0, None, (plan.at(2.0),), "accuracy", 1.0)
-    request = tuning.Request((), 1.0, 1e-4, "rdp", 2.0, None, "accuracy", None, False)
+    request = planning.Request((), 1.0, 1e-4, "rdp", 2.0, None, "accuracy", None, False)
 
     class Killed(pl.Callback):
         def on_train_batch_end(self, trainer: pl.Trainer, *arguments: Any) -> None:
@@ -258,7 +258,7 @@ def test_a_trial_that_was_killed_goes_on(tmp_path: Path) -> None:
         place = tmp_path / f"{number}"
         config["run"]["checkpoint_every_n_steps"] = every
         with pytest.raises((KeyboardInterrupt, Interrupted, SystemExit)):
-            tuning._train(config, place, [Killed()])
+            train(config, place, [Killed()], show=False)
         assert not (place / "result.json").exists()
         score = tuning._run(request, space, Trial(("optimizer.lr=1",), 5), best, place)
         assert score is not None and 0 <= score <= 30

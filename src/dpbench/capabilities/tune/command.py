@@ -23,7 +23,7 @@ examples:
   dpbench tune experiment=tune/digits
   dpbench tune model=mnist_cnn data=mnist data.split=hash data.val_size=5000 optimizer.lr=0.1,0.3,1 \\
     data.expected_batch_size=256,1024 --epsilon 3 --delta 1e-5 --out tuned
-  dpbench account tuned                        # recomputes epsilon from the statement in tuned/ledger.jsonl
+  dpbench account tuned --accountant pld       # recomputes epsilon from the statement in tuned/ledger.jsonl
 """
 
 
@@ -72,7 +72,8 @@ def add_parser(commands: Commands) -> None:
 
 
 def _tune(options: argparse.Namespace) -> Answer:
-    from dpbench.capabilities.tune.tuning import Request, tune
+    from dpbench.capabilities.tune.planning import Request
+    from dpbench.capabilities.tune.tuning import tune
 
     try:
         shape = _SHAPES[options.selection] if options.selection in _SHAPES else float(options.selection)

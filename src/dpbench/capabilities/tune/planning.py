@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,9 +22,10 @@ from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import plain
 from dpbench.harness.run.command_line import without_hydra
 from dpbench.harness.run.jobs import check_run
+from dpbench.harness.run.train import train
 from dpbench.harness.runs.record import is_audited
 from dpbench.privacy.accounting.accountants import ACCOUNTANTS, DEFAULT_ORDERS, RenyiAccountant
-from dpbench.privacy.accounting.composition import Selection
+from dpbench.privacy.accounting.composition import Selection, check_delta, epsilon
 from dpbench.privacy.accounting.stated_plan import StatedPlan
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
 from dpbench.privacy.sampling import Sampling
@@ -34,8 +35,46 @@ _DIGITS = 4  # of noise multipliers
 _ROUNDING = 1e-9
 _MOST_NOISE = 1e4
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)
-Train = Callable[[dict[str, Any], Path, Sequence[pl.Callback]], None]
-"""Function that trains: configuration, folder, further callbacks."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """All that determines a tuning; public, and fixed before its first trial.
+
+    Attributes:
+        words: Options of the trials, some of them with several values.
+        epsilon: Total ε.
+        delta: δ.
+        accountant: Accountant of ε, "pld" or "rdp".
+        trials: Mean number of trials.
+        shape: Shape of a negative binomial law of their number; None: Poisson.
+        score: Name of the score.
+        score_bound: Loss at which the score is 0.
+        is_public: True if the score is measured on public records.
+    """
+
+    words: tuple[str, ...]
+    epsilon: float
+    delta: float
+    accountant: str
+    trials: float
+    shape: float | None
+    score: str
+    score_bound: float | None
+    is_public: bool
+
+    def __post_init__(self) -> None:
+        check_delta(self.delta)
+        if not 0 < self.epsilon < math.inf:
+            raise ConfigurationError(f"--epsilon must be a positive number, not {self.epsilon}.")
+        if self.score_bound is not None and not 0 < self.score_bound < math.inf:
+            raise ConfigurationError(f"--score-bound must be a positive number, not {self.score_bound}.")
+        _ = self.selection
+
+    @property
+    def selection(self) -> Selection:
+        """The distribution of the number of trials."""
+        return Selection(math.inf if self.shape is None else self.shape, self.trials)
 
 
 class PlanReady(Exception):
@@ -70,26 +109,26 @@ class PlanReader(pl.Callback):
         self.events = stated.events(int(steps))
         if self._expected is None:
             raise PlanReady
-        if not _at_most(self.events, self._expected.events):
+        if not _is_stated(self.events, Counter(self._expected.events)):
             raise ConfigurationError("a trial's releases are not those that the ledger states.")
 
 
-def _at_most(events: Counter[Event], stated: dict[Event, int]) -> bool:
-    """Return whether at every noise multiplier no more releases were made with so much noise or less than stated."""
-    for event in events:
-        most = effective_noise_multiplier(event.queries) * (1 + _ROUNDING)
-
-        def count(counts: Mapping[Event, int], sampling: Sampling = event.sampling, most: float = most) -> int:
-            return sum(
-                times
-                for other, times in counts.items()
-                if other.sampling == sampling and effective_noise_multiplier(other.queries) <= most
-            )
-
-        # Noise that was rounded down may lie below that of the statement by the rounding.
-        if count(events) > count(stated, most=most * (1 + _ROUNDING)):
+def _is_stated(events: Counter[Event], stated: Counter[Event]) -> bool:
+    """Return whether releases are among those that were stated: by increasing noise, each has as much as its own."""
+    for sampling in {event.sampling for event in events}:
+        made = _noise_multipliers(events, sampling)
+        allowed = _noise_multipliers(stated, sampling)
+        pairs = zip(made, allowed, strict=False)
+        if len(made) > len(allowed) or any(z < planned * (1 - _ROUNDING) for z, planned in pairs):
             return False
     return True
+
+
+def _noise_multipliers(events: Counter[Event], sampling: Sampling) -> list[float]:
+    """Noise multipliers of all releases on batches of a sampling, increasing."""
+    return sorted(
+        effective_noise_multiplier(event.queries) for event in events.elements() if event.sampling == sampling
+    )
 
 
 @dataclass(frozen=True)
@@ -147,13 +186,12 @@ def swept_by(words: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in params.items()]
 
 
-def planned(space: Space, delta: float, train: Train) -> list[Planned]:
+def planned(space: Space, delta: float) -> list[Planned]:
     """Read the releases of all trials that may differ in cost, by beginning each of them and ending before a batch.
 
     Args:
         space: Settings of the trials.
         delta: δ.
-        train: Function that trains.
 
     Raises:
         ConfigurationError: A setting is refused, or its releases cannot be accounted for in a tuning.
@@ -164,7 +202,7 @@ def planned(space: Space, delta: float, train: Train) -> list[Planned]:
         config = compose([*space.words, *words, *first, "strategy.noise_multiplier=1.0", f"strategy.delta={delta!r}"])
         reader = PlanReader()
         with tempfile.TemporaryDirectory() as folder, suppress(PlanReady):
-            train(config, Path(folder) / "plan", [reader])
+            train(config, Path(folder) / "plan", [reader], show=False)
         releases = []
         for event, count in reader.events.items():
             is_other = event.sampling.neighboring_relation != BestOfTrials.neighboring_relation
@@ -178,89 +216,69 @@ def planned(space: Space, delta: float, train: Train) -> list[Planned]:
     return plans
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """Noise of all trials by which the best of them costs at most ε.
+def calibrated(request: Request, plans: Sequence[Planned], free: tuple[str, ...] = ()) -> BestOfTrials:
+    """Choose the noise of all trials, so that the best of them costs at most ε.
 
-    The noise on the score is the least whose divergence is below that of a training at each order: it costs nothing.
+    Each setting has its noise as if it were the only one, times a factor for all. The noise on the score is the least
+    whose divergence is below that of a training at each order: it costs nothing.
 
-    Attributes:
-        selection: Distribution of the number of trials.
-        epsilon: ε.
-        delta: δ.
-        accountant: "rdp" or "pld".
-        score: Name of the score.
-        is_public: True if it is measured on public records.
+    Args:
+        request: ε, the number of trials, and the score.
+        plans: Releases of trials.
         free: Options that are drawn and cost nothing, for the statement.
+
+    Raises:
+        ConfigurationError: No noise suffices.
     """
 
-    selection: Selection
-    epsilon: float
-    delta: float
-    accountant: str
-    score: str
-    is_public: bool
-    free: tuple[str, ...] = ()
+    def cost_alone(plan: Planned, noise_multiplier: float) -> float:
+        return _cost(_stated(request, [plan.at(_rounded_up(noise_multiplier))]), "rdp", request.delta)
 
-    def solve(self, plans: Sequence[Planned]) -> BestOfTrials:
-        """Choose the noise of each setting: as if it were the only one, times a factor for all.
+    alone = [_solve(partial(cost_alone, plan), request.epsilon) for plan in plans]
 
-        Args:
-            plans: Releases of trials.
+    def stated(factor: float) -> BestOfTrials:
+        pairs = zip(plans, alone, strict=True)
+        return _stated(request, [plan.at(_rounded_up(factor * z), free) for plan, z in pairs])
 
-        Raises:
-            ConfigurationError: No noise suffices.
-        """
-        alone = [_solve(partial(self._cost_of_one, plan), self.epsilon) for plan in plans]
-
-        def cost(factor: float) -> float:
-            return self._cost(self.stated(plans, [factor * z for z in alone]), self.accountant)
-
-        factor = _solve(cost, self.epsilon)
-        return self.stated(plans, [factor * z for z in alone])
-
-    def stated(self, plans: Sequence[Planned], noise_multipliers: Sequence[float]) -> BestOfTrials:
-        """State a tuning with noise multipliers, rounded up."""
-        settings = []
-        for plan, z in zip(plans, noise_multipliers, strict=True):
-            settings.append(plan.at(_rounded_up(z), self.free))
-        sampling = settings[0].releases[0].sampling
-        best = BestOfTrials(
-            population=sampling.population,
-            unit=sampling.unit,
-            mean_trials=self.selection.mean_trials,
-            shape=None if math.isinf(self.selection.shape) else self.selection.shape,
-            settings=tuple(settings),
-            score=self.score,
-            score_noise_multiplier=None,
-        )
-        if self.is_public:
-            return best
-        noise = np.sqrt(np.asarray(DEFAULT_ORDERS) / (2 * best.trial_curve(DEFAULT_ORDERS)))
-        return replace(best, score_noise_multiplier=_rounded_up(float(noise.max())))
-
-    def _cost_of_one(self, plan: Planned, noise_multiplier: float) -> float:
-        return self._cost(self.stated([plan], [noise_multiplier]), "rdp")
-
-    def _cost(self, best: BestOfTrials, accountant: str) -> float:
-        event = Event(best, (SumQuery(best.kind, 1.0, 1.0),))
-        return ACCOUNTANTS[accountant].epsilon({event: 1}, self.delta)
+    factor = _solve(lambda factor: _cost(stated(factor), request.accountant, request.delta), request.epsilon)
+    return stated(factor)
 
 
-def _solve(cost: Callable[[float], float], epsilon: float) -> float:
+def _stated(request: Request, settings: Sequence[Setting]) -> BestOfTrials:
+    sampling = settings[0].releases[0].sampling
+    best = BestOfTrials(
+        population=sampling.population,
+        unit=sampling.unit,
+        mean_trials=request.trials,
+        shape=request.shape,
+        settings=tuple(settings),
+        score=request.score,
+        score_noise_multiplier=None,
+    )
+    if request.is_public:
+        return best
+    noise = np.sqrt(np.asarray(DEFAULT_ORDERS) / (2 * best.trial_curve(DEFAULT_ORDERS)))
+    return replace(best, score_noise_multiplier=_rounded_up(float(noise.max())))
+
+
+def _cost(best: BestOfTrials, accountant: str, delta: float) -> float:
+    return epsilon({Event(best, (SumQuery(best.kind, 1.0, 1.0),)): 1}, delta, accountant)
+
+
+def _solve(cost: Callable[[float], float], target: float) -> float:
     """The least number, to four digits, with at most a cost that falls with it."""
     low = high = 1.0
-    while cost(high) > epsilon:
+    while cost(high) > target:
         low, high = high, 1.2 * high
         if high > _MOST_NOISE:
             raise ConfigurationError(
-                f"no noise gives epsilon={epsilon:g} to the best of so many trials: lower --trials or raise --epsilon."
+                f"no noise gives epsilon={target:g} to the best of so many trials: lower --trials or raise --epsilon."
             )
-    while low == high or cost(low) <= epsilon:
+    while low == high or cost(low) <= target:
         low, high = low / 1.2, low
     while high / low > 1 + 10.0**-_DIGITS:
         middle = math.sqrt(low * high)
-        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+        low, high = (low, middle) if cost(middle) <= target else (middle, high)
     return high
 
 
@@ -285,6 +303,6 @@ def costs_of_looking(best: BestOfTrials, delta: float) -> list[tuple[int, float,
         while chance_of_at_most(best.selection, number) < quantile:
             number += 1
         if not rows or rows[-1][0] < number:
-            epsilon = float(accountant.epsilon_by_order(number * trial, delta).min())
-            rows.append((number, chance_of_at_most(best.selection, number), epsilon))
+            of_all = float(accountant.epsilon_by_order(number * trial, delta).min())
+            rows.append((number, chance_of_at_most(best.selection, number), of_all))
     return rows

@@ -11,20 +11,22 @@ import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from scipy import stats
 
 from dpbench.capabilities.tune.space import Space
 from dpbench.capabilities.tune.stated import BestOfTrials
 from dpbench.errors import ConfigurationError
-from dpbench.files import write_atomically
+from dpbench.files import write_json
 from dpbench.harness.runs.folder import RunFolder
+from dpbench.harness.runs.readers import read_json
 from dpbench.locks import open_locked
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.privacy.accounting.ledger import Header, Release
@@ -35,7 +37,8 @@ from dpbench.privacy.randomness import Stream, digest_of, fresh_key
 
 HIDDEN = ".trials"
 _STATE = "state.json"
-_SCORE = "score.json"
+_SCORE = "score"
+_DAMAGED = "choose another --out, since trials are never drawn again"
 _FOLDERS = "folders"  # one level down: the links of the folder above count those below it
 
 
@@ -70,6 +73,13 @@ class Winner(NamedTuple):
     score: float
 
 
+class _State(BaseModel, strict=True):
+    """Content of the file of trials: the request, and words and key of each trial."""
+
+    request: dict[str, Any]
+    trials: list[list[Any]]
+
+
 def draw_trials(space: Space, selection: Selection, rng: np.random.Generator | None = None) -> list[Trial]:
     """Draw number, settings and keys of all trials.
 
@@ -92,7 +102,7 @@ def _number(selection: Selection, rng: np.random.Generator) -> int:
 
 
 def distribution_of(selection: Selection) -> Any:
-    """The distribution of the number of trials in scipy's form, for negative binomial ones before they are truncated."""
+    """The distribution of the number of trials in scipy's form; negative binomial ones before they are truncated."""
     mean = selection.mean_trials
     shape = selection.shape
     if math.isinf(shape):
@@ -107,6 +117,22 @@ def chance_of_at_most(selection: Selection, number: int) -> float:
     law = distribution_of(selection)
     nothing = 0.0 if math.isinf(selection.shape) else float(law.cdf(0))
     return float((law.cdf(number) - nothing) / (1 - nothing))
+
+
+@contextmanager
+def tuning_alone(folder: Path) -> Iterator[None]:
+    """Lock the folder of a tuning, which is made if need be.
+
+    Raises:
+        ConfigurationError: Another process tunes in it.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock = open_locked(RunFolder(folder).lock)
+    except BlockingIOError:
+        raise ConfigurationError(f"another process is tuning in {folder}: choose another --out.") from None
+    with lock:
+        yield
 
 
 def best_trial(
@@ -132,30 +158,24 @@ def best_trial(
         The winner; None if no trial was drawn, or all failed, which looks the same.
 
     Raises:
-        ConfigurationError: Another process tunes in the folder, the request is another one, or the trials are lost.
+        ConfigurationError: The request is another one, or files are lost or damaged.
     """
     hidden = folder / HIDDEN
     ledger = RunFolder(folder).ledger
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        lock = open_locked(RunFolder(folder).lock)
-    except BlockingIOError:
-        raise ConfigurationError(f"another process is tuning in {folder}: choose another --out.") from None
-    with lock:
-        if not records_a_run(ledger):
-            ledger.unlink(missing_ok=True)  # of a kill after its header
-            best, trials = state()
-            _hide(hidden, request, trials)
-            _write_ledger(ledger, best, delta)
-        best = stated_in(ledger)
-        winner: Winner | None = None
-        for trial in _trials_in(hidden, request, ledger):
-            place = hidden / _FOLDERS / trial.name
-            score = _score_of(trial, best, place, run, expected_records)
-            # The first of equal scores: as trials are exchangeable, one of them at random.
-            if score is not None and (winner is None or score > winner.score):
-                winner = Winner(trial, place, score)
-        return winner
+    if not records_a_run(ledger):
+        ledger.unlink(missing_ok=True)  # of a kill after its header
+        best, trials = state()
+        _hide(hidden, request, trials)
+        _write_ledger(ledger, best, delta)
+    best = stated_in(ledger)
+    winner: Winner | None = None
+    for trial in _trials_in(hidden, request, ledger):
+        place = hidden / _FOLDERS / trial.name
+        score = _score_of(trial, best, place, run, expected_records)
+        # The first of equal scores: as trials are exchangeable, one of them at random.
+        if score is not None and (winner is None or score > winner.score):
+            winner = Winner(trial, place, score)
+    return winner
 
 
 def _score_of(
@@ -166,7 +186,7 @@ def _score_of(
     expected_records: float,
 ) -> float | None:
     """Score of a trial, from its file or by running it: with noise before it is written."""
-    file = place / _SCORE
+    file = place / f"{_SCORE}.json"
     if not file.exists():
         total = run(trial, best, place)
         if total is not None:
@@ -175,24 +195,25 @@ def _score_of(
                 add_gaussian_noise(sums, [(1, best.score_noise_multiplier)], (trial.key, Stream.SELECTION))
             total = float(sums) / expected_records
         place.mkdir(exist_ok=True)
-        write_atomically(file, json.dumps(total))
-    score: float | None = json.loads(file.read_text(encoding="utf-8"))
+        write_json(file, {_SCORE: total})
+    score: float | None = read_json(file, dict[str, float | None], _DAMAGED)[_SCORE]
     return score
 
 
 def _hide(hidden: Path, request: dict[str, Any], trials: Sequence[Trial]) -> None:
     """Write the trials into a new folder for its owner alone."""
     shutil.rmtree(hidden, ignore_errors=True)  # drawn before a kill, and never begun: the ledger was not written
+    hidden.parent.mkdir(parents=True, exist_ok=True)
     hidden.mkdir(mode=0o700)
     (hidden / _FOLDERS).mkdir()
     content = {"request": request, "trials": [[trial.words, f"{trial.key:x}"] for trial in trials]}
-    write_atomically(hidden / _STATE, json.dumps(content))
+    write_json(hidden / _STATE, content)
     os.chmod(hidden / _STATE, 0o600)
 
 
 def _trials_in(hidden: Path, request: dict[str, Any], ledger: Path) -> list[Trial]:
     try:
-        content = json.loads((hidden / _STATE).read_text(encoding="utf-8"))
+        content = read_json(hidden / _STATE, _State, _DAMAGED)
     except FileNotFoundError:
         raise ConfigurationError(
             f"{ledger} is of a tuning that is over, or of which the trials are gone: they are never drawn again, and "

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytorch_lightning as pl
 import tqdm
 
 from dpbench.capabilities.tune import planning
+from dpbench.capabilities.tune.planning import Request
 from dpbench.capabilities.tune.score import check_score, sum_of_scores
 from dpbench.capabilities.tune.space import Space, read_space
 from dpbench.capabilities.tune.stated import BestOfTrials, Setting
-from dpbench.capabilities.tune.trials import HIDDEN, Trial, best_trial, draw_trials, forget, stated_in
+from dpbench.capabilities.tune.trials import HIDDEN, Trial, best_trial, draw_trials, forget, stated_in, tuning_alone
 from dpbench.capabilities.tune.winner import TUNING, hide_times, publish
 from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError, Diverged, DPBenchError, Interrupted, OutOfMemory
@@ -33,51 +32,10 @@ from dpbench.harness.run.saved_module import last_checkpoint, load_module
 from dpbench.harness.run.train import train
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.numbers import epsilon_text
-from dpbench.privacy.accounting.composition import Selection, check_delta
 from dpbench.templates import render
 
 _HERE = Path(__file__).parent
 _NOISE = "strategy.noise_multiplier="
-
-
-@dataclass(frozen=True)
-class Request:
-    """All that determines a tuning; public, and fixed before its first trial.
-
-    Attributes:
-        words: Options of the trials, some of them with several values.
-        epsilon: Total ε.
-        delta: δ.
-        accountant: Accountant of ε, "pld" or "rdp".
-        trials: Mean number of trials.
-        shape: Shape of a negative binomial law of their number; None: Poisson.
-        score: Name of the score.
-        score_bound: Loss at which the score is 0.
-        is_public: True if the score is measured on public records.
-    """
-
-    words: tuple[str, ...]
-    epsilon: float
-    delta: float
-    accountant: str
-    trials: float
-    shape: float | None
-    score: str
-    score_bound: float | None
-    is_public: bool
-
-    def __post_init__(self) -> None:
-        check_delta(self.delta)
-        if not 0 < self.epsilon < math.inf:
-            raise ConfigurationError(f"--epsilon must be a positive number, not {self.epsilon}.")
-        if self.score_bound is not None and not 0 < self.score_bound < math.inf:
-            raise ConfigurationError(f"--score-bound must be a positive number, not {self.score_bound}.")
-        _ = self.selection
-
-    @property
-    def selection(self) -> Selection:
-        """The distribution of the number of trials."""
-        return Selection(math.inf if self.shape is None else self.shape, self.trials)
 
 
 def tune(request: Request, folder: Path) -> str:
@@ -94,28 +52,29 @@ def tune(request: Request, folder: Path) -> str:
         DPBenchError: A setting is refused, or the folder holds another tuning.
         Interrupted: A signal; the same command goes on.
     """
+    with tuning_alone(folder):
+        if (folder / TUNING).exists():
+            forget(folder)  # which a kill has prevented
+            hide_times(folder)
+            raise ConfigurationError(f"{folder} holds the result of a tuning: choose another --out.")
+        facts = _tune(request, folder)
+        forget(folder)
+        hide_times(folder)
+    text = render(_HERE / "tuned.txt.jinja", folder=folder, facts=facts, request=request, number=epsilon_text)
+    return text.rstrip("\n")
+
+
+def _tune(request: Request, folder: Path) -> dict[str, Any]:
+    """Run the trials that are missing, and write the result."""
     space = read_space(request.words, planning.swept_by)
     config = planning.compose([*space.words, *space.draw(np.random.default_rng(0)), f"{_NOISE}1.0"])
     data = _data_of(config, request)
     check_score(build.build_module(config, data), request.score, request.score_bound)
-    if (folder / TUNING).exists():
-        forget(folder)  # which a kill has prevented
-        hide_times(folder)
-        raise ConfigurationError(f"{folder} holds the result of a tuning: choose another --out.")
 
     def state() -> tuple[BestOfTrials, list[Trial]]:
         with _hidden_output():
-            plans = planning.planned(space, request.delta, partial(_train, show=False))
-        calibration = planning.Calibration(
-            selection=request.selection,
-            epsilon=request.epsilon,
-            delta=request.delta,
-            accountant=request.accountant,
-            score=request.score,
-            is_public=request.is_public,
-            free=space.free,
-        )
-        best = calibration.solve(plans)
+            plans = planning.planned(space, request.delta)
+        best = planning.calibrated(request, plans, space.free)
         print(_before(best, request, space, _expected_records(data)), flush=True)
         return best, draw_trials(space, request.selection)
 
@@ -129,15 +88,10 @@ def tune(request: Request, folder: Path) -> str:
                 _expected_records(data),
                 request.delta,
             )
-            facts = publish(folder, asdict(request), stated_in(RunFolder(folder).ledger), winner)
         except Interrupted as error:
             kept = f"Trials are kept in {folder / HIDDEN}, which is secret"
             raise Interrupted(error.number, f"the same command (--out {folder})", kept) from None
-    forget(folder)
-    hide_times(folder)
-    return render(_HERE / "tuned.txt.jinja", folder=folder, facts=facts, request=request, number=epsilon_text).rstrip(
-        "\n"
-    )
+        return publish(folder, asdict(request), stated_in(RunFolder(folder).ledger), winner)
 
 
 def _data_of(config: dict[str, Any], request: Request) -> PrivateDataModule[Any]:
@@ -172,15 +126,6 @@ def _expected_records(data: PrivateDataModule[Any]) -> float:
     return float(data._val_count) or float(len(data.val_set or ()))
 
 
-def _train(
-    config: dict[str, Any],
-    folder: Path,
-    observers: Sequence[pl.Callback],
-    show: bool | None = False,
-) -> None:
-    train(config, folder, observers, show=show)
-
-
 def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place: Path) -> float | None:
     """Train a trial, or go on with it, and measure its score; None if it fails."""
     setting = setting_of(best, space, trial)
@@ -196,7 +141,7 @@ def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place
                 # Killed before its first checkpoint: what it had released nobody has seen.
                 shutil.rmtree(place, ignore_errors=True)
             if not run.finished:
-                _train(config, place, [planning.PlanReader(setting)])
+                train(config, place, [planning.PlanReader(setting)], show=False)
             data = _data_of(config, request)
             options = data.model_options() if hasattr(data, "model_options") else {}
             module = load_module(run, last_checkpoint(run), options).module
@@ -259,6 +204,7 @@ def _bar() -> Iterator[None]:
 @contextlib.contextmanager
 def _hidden_output() -> Iterator[None]:
     """Within, nothing is printed or logged, by any code: a line for each trial would tell their number."""
+    disabled = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -276,4 +222,4 @@ def _hidden_output() -> Iterator[None]:
         for number, descriptor in zip((1, 2), kept, strict=True):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        logging.disable(logging.NOTSET)
+        logging.disable(disabled)
