@@ -17,7 +17,7 @@ from dpbench.privacy.sampling import PoissonSampling
 DELTA = 1e-5
 ONE = Setting((), (Releases(PoissonSampling(60_000, 256 / 60_000), 1.1, 2000),))
 MEANS = (1.5, 2.0, 3.0, 5.0, 7.0, 10.0, 15.0, 20.0, 30.0, 50.0)
-LAWS = {"Poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
+SHAPES = {"Poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
 
 
 def draw(path: Path) -> None:
@@ -27,7 +27,7 @@ def draw(path: Path) -> None:
     numbers = np.unique(np.round(MEANS).astype(int))
     one = epsilon(ONE.events, DELTA, "pld")
     axes.plot(numbers, [epsilon({event: 2000 * int(k)}, DELTA, "pld") for k in numbers], "k--", label="all published")
-    for name, shape in LAWS.items():
+    for name, shape in SHAPES.items():
         costs = []
         for mean in MEANS:
             best = BestOfTrials(60_000, mean, None if math.isinf(shape) else shape, (ONE,), "accuracy", None)

@@ -51,8 +51,8 @@ def add_parser(commands: Commands) -> None:
     add(
         "--selection",
         default="poisson",
-        metavar="LAW",
-        help="law of the number: poisson (default), geometric, logarithmic, or the shape of a negative binomial law",
+        metavar="DISTRIBUTION",
+        help="distribution of the number: poisson (default), geometric, logarithmic, or a negative binomial shape",
     )
     add("--score", default="accuracy", metavar="NAME", help="metric of a record, or loss (default: accuracy)")
     add("--score-bound", type=float, metavar="B", help="loss at which the score is 0, with --score loss")

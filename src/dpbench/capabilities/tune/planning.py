@@ -47,7 +47,7 @@ class Request:
         delta: δ.
         accountant: Accountant of ε, "pld" or "rdp".
         trials: Mean number of trials.
-        shape: Shape of a negative binomial law of their number; None: Poisson.
+        shape: Shape of the negative binomial distribution of their number; None: Poisson.
         score: Name of the score.
         score_bound: Loss at which the score is 0.
         is_public: True if the score is measured on public records.

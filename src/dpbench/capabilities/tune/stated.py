@@ -185,7 +185,7 @@ class BestOfTrials(Sampling):
         return self.selection.surcharge(self._trial_delta)
 
     def dp_event(self, noise_multiplier: float) -> DpEvent:
-        """Event of the first setting: what it costs is `renyi_curve`, and dp_accounting says by whom it is covered."""
+        """Event of the first setting, by which an accountant is known to cover it; `renyi_curve` has the cost."""
         import dp_accounting
         from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
@@ -223,14 +223,10 @@ class BestOfTrials(Sampling):
             "curve": [list(point) for point in self.curve],
         }
 
-    @cached_property
-    def _largest(self) -> float:
-        return max(part.sampling.expected_batch_size for setting in self.settings for part in setting.releases)
-
     @property
     def expected_batch_size(self) -> float:
         """Largest expected batch size of a trial."""
-        return self._largest
+        return max(part.sampling.expected_batch_size for setting in self.settings for part in setting.releases)
 
     @classmethod
     def at_rate(cls, population: int, rate: float, unit: str = "example") -> Self:

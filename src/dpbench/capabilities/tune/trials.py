@@ -94,10 +94,10 @@ def draw_trials(space: Space, selection: Selection, rng: np.random.Generator | N
 
 
 def _number(selection: Selection, rng: np.random.Generator) -> int:
-    law = distribution_of(selection)
-    number = int(law.rvs(random_state=rng))
-    while number < 1 and not math.isinf(selection.shape):  # the negative binomial law is truncated
-        number = int(law.rvs(random_state=rng))
+    distribution = distribution_of(selection)
+    number = int(distribution.rvs(random_state=rng))
+    while number < 1 and not math.isinf(selection.shape):  # the negative binomial distribution is truncated
+        number = int(distribution.rvs(random_state=rng))
     return number
 
 
@@ -114,9 +114,9 @@ def distribution_of(selection: Selection) -> Any:
 
 def chance_of_at_most(selection: Selection, number: int) -> float:
     """Probability of at most so many trials."""
-    law = distribution_of(selection)
-    nothing = 0.0 if math.isinf(selection.shape) else float(law.cdf(0))
-    return float((law.cdf(number) - nothing) / (1 - nothing))
+    distribution = distribution_of(selection)
+    nothing = 0.0 if math.isinf(selection.shape) else float(distribution.cdf(0))
+    return float((distribution.cdf(number) - nothing) / (1 - nothing))
 
 
 @contextmanager
