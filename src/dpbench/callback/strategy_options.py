@@ -160,8 +160,7 @@ class StrategyOptions(CheckedOptions, ABC, kw_only=True):
         fingerprint: Name of a run that may be started again in its own ledger without a checkpoint, as `dpbench train`
             does; releases on disk are then repeated. Under another name the ledger gets a new phase.
         records: Source of records that are neither examples nor microbatches, such as users.
-        audit: Canaries that join the batches, by which the epsilon of this training is checked; the model learns from
-            them, too. None: no audit.
+        audit: One-run audit, whose canaries join the batches; the model learns from them, too. None: no audit.
 
     Raises:
         ConfigurationError: A value is out of range, or neither noise_multiplier nor target_epsilon is given.
