@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -201,6 +202,19 @@ class PrivateDataModule(pl.LightningDataModule, Generic[ExamplesT]):
                 "set Splits.members to the result of self._choose_members(...)."
             )
         self._splits = splits
+
+    def with_batches_of(self, other: PrivateDataModule[ExamplesT]) -> PrivateDataModule[ExamplesT]:
+        """A copy that shares the data sets, with the batches of another module.
+
+        Args:
+            other: A module of the same class, whose options differ in those of batches alone.
+        """
+        module = copy.copy(self)
+        module.trainer = None
+        module._expected_batch_size = other._expected_batch_size
+        module._sampling_kind = other._sampling_kind
+        module._size_schedule = other._size_schedule
+        return module
 
     def _loaded(self) -> Splits[ExamplesT]:
         self.setup()

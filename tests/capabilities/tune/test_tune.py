@@ -19,9 +19,11 @@ from dpbench.capabilities.tune.space import read_space
 from dpbench.capabilities.tune.stated import BestOfTrials, Releases
 from dpbench.capabilities.tune.trials import Trial, draw_trials
 from dpbench.cli import main
-from dpbench.data import ImageDataModule, UserDataModule
+from dpbench.data import ImageDataModule, PrivateDataLoader, UserDataModule
 from dpbench.errors import ConfigurationError, Interrupted
+from dpbench.harness.run import build
 from dpbench.harness.run.train import train
+from dpbench.harness.runs.folder import RunFolder
 from dpbench.privacy.accounting.composition import Selection
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.sampling import FullParticipation
@@ -31,6 +33,7 @@ WORDS = [*TINY, "data.split=hash", "data.val_size=200", "trainer.max_steps=3", "
 WORDS += ["data.expected_batch_size=32,64", "--epsilon", "2", "--trials", "3", "--accountant", "rdp"]
 
 
+NOT_SHARED = planning.LoadedData({}, ImageDataModule("digits"))
 HELD_OUT = ["optimizer.lr=1,2", "data.split=hash", "data.val_size=9"]
 
 
@@ -222,7 +225,7 @@ def test_noise_that_does_not_suffice() -> None:
 def test_a_trial_that_is_not_as_stated(tmp_path: Path) -> None:
     """Its releases are compared before its first batch, and none is made."""
     space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=2", "strategy=dpsgd"])
-    (plan,) = planning.planned(space, 1e-4)
+    (plan,) = planning.planned(space, 1e-4, NOT_SHARED)
     noisier = plan.at(3.0)
     config = planning.compose([*space.words, "optimizer.lr=1", "strategy.noise_multiplier=2.0"])
     with pytest.raises(ConfigurationError, match="not those that the ledger states"):
@@ -230,6 +233,29 @@ def test_a_trial_that_is_not_as_stated(tmp_path: Path) -> None:
     ledger = tmp_path / "trial/ledger.jsonl"
     assert not ledger.exists() or len(read_ledger(ledger).releases) == 0
     train(config, tmp_path / "as stated", [planning.PlanReader(plan.at(2.0))], show=False)
+
+
+def test_data_are_loaded_once() -> None:
+    """For trials that differ in their batches; with other records, or a user's own batches, each loads its own."""
+    words = [*TINY[:3], "strategy=dpsgd", "strategy.noise_multiplier=1.0", "trainer.max_steps=2", "optimizer.lr=1"]
+    config, larger, fewer = (
+        planning.compose([*words, word])
+        for word in ("data.expected_batch_size=32", "data.expected_batch_size=64", "data.train_size=500")
+    )
+    strategy = build.build_strategy(config, RunFolder(Path("unused")))
+    module = build.build_data(config, strategy)
+    assert isinstance(module, ImageDataModule)
+    loaded = planning.LoadedData(config["data"], module)
+    assert loaded.of(fewer) is None and loaded.of(larger) is module
+    shared = build.build_data(larger, strategy, loaded.of(larger))
+    assert isinstance(shared, ImageDataModule) and shared.train_set is module.train_set
+    assert (shared.sampling.sample_rate, module.sampling.sample_rate) == (64 / 1437, 32 / 1437)
+
+    class OwnBatches(ImageDataModule):
+        def train_dataloader(self) -> PrivateDataLoader:
+            return super().train_dataloader()
+
+    assert planning.LoadedData(config["data"], OwnBatches("digits")).of(larger) is None
 
 
 def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,7 +270,7 @@ def test_an_interrupted_tuning_names_its_command(tmp_path: Path, monkeypatch: py
 def test_a_trial_that_was_killed_goes_on(tmp_path: Path) -> None:
     """With its checkpoint, or anew without one; a divergence is the lowest score."""
     space = read_space([*TINY[:3], "optimizer.lr=1,2", "trainer.max_steps=4", *HELD_OUT[1:], "strategy=dpsgd"])
-    (plan,) = planning.planned(space, 1e-4)
+    (plan,) = planning.planned(space, 1e-4, NOT_SHARED)
     best = BestOfTrials(plan.releases[0].sampling.population, 2.0, None, (plan.at(2.0),), "accuracy", 1.0)
     request = planning.Request((), 1.0, 1e-4, "rdp", 2.0, None, "accuracy", None, False)
 
@@ -260,8 +286,8 @@ def test_a_trial_that_was_killed_goes_on(tmp_path: Path) -> None:
         with pytest.raises((KeyboardInterrupt, Interrupted, SystemExit)):
             train(config, place, [Killed()], show=False)
         assert not (place / "result.json").exists()
-        score = tuning._run(request, space, Trial(("optimizer.lr=1",), 5), best, place)
+        score = tuning._run(request, space, NOT_SHARED, Trial(("optimizer.lr=1",), 5), best, place)
         assert score is not None and 0 <= score <= 30
         assert len(read_ledger(place / "ledger.jsonl").releases) >= 4
     nowhere = Trial(("optimizer.lr=1e30",), 6)
-    assert tuning._run(request, space, nowhere, best, tmp_path / "diverged") is None
+    assert tuning._run(request, space, NOT_SHARED, nowhere, best, tmp_path / "diverged") is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +18,7 @@ import pytorch_lightning as pl
 from dpbench.capabilities.tune.space import Space, is_free
 from dpbench.capabilities.tune.stated import BestOfTrials, Releases, Setting
 from dpbench.capabilities.tune.trials import chance_of_at_most
+from dpbench.data.module import PrivateDataModule
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run.build import plain
 from dpbench.harness.run.command_line import without_hydra
@@ -34,6 +35,7 @@ from dpbench.strategies import PrivateStrategy
 _DIGITS = 4  # of noise multipliers
 _ROUNDING = 1e-9
 _MOST_NOISE = 1e4
+_OF_BATCHES = {"expected_batch_size", "expected_batch_size_schedule", "sampling"}
 _QUANTILES = (0.1, 0.5, 0.9, 0.99)
 
 
@@ -75,6 +77,30 @@ class Request:
     def selection(self) -> Selection:
         """The distribution of the number of trials."""
         return Selection(math.inf if self.shape is None else self.shape, self.trials)
+
+
+@dataclass(frozen=True)
+class LoadedData:
+    """Data sets of the first trial, which others share if they differ in nothing but their batches.
+
+    Attributes:
+        options: Options of the data.
+        module: Their data module.
+    """
+
+    options: Mapping[str, Any]
+    module: PrivateDataModule[Any]
+
+    def of(self, config: Mapping[str, Any]) -> PrivateDataModule[Any] | None:
+        """The module whose data sets a trial shares; None: it loads its own."""
+        for name in ("train_dataloader", "sampling"):
+            if getattr(type(self.module), name) is not getattr(PrivateDataModule, name):
+                return None  # a user's own batches may depend on other options
+        return self.module if _without_batches(config["data"]) == _without_batches(self.options) else None
+
+
+def _without_batches(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in _OF_BATCHES}
 
 
 class PlanReady(Exception):
@@ -186,12 +212,13 @@ def swept_by(words: Sequence[str]) -> list[str]:
     return [f"{key}={value}" for key, value in params.items()]
 
 
-def planned(space: Space, delta: float) -> list[Planned]:
+def planned(space: Space, delta: float, loaded: LoadedData) -> list[Planned]:
     """Read the releases of all trials that may differ in cost, by beginning each of them and ending before a batch.
 
     Args:
         space: Settings of the trials.
         delta: δ.
+        loaded: Data sets that trials share.
 
     Raises:
         ConfigurationError: A setting is refused, or its releases cannot be accounted for in a tuning.
@@ -202,7 +229,7 @@ def planned(space: Space, delta: float) -> list[Planned]:
         config = compose([*space.words, *words, *first, "strategy.noise_multiplier=1.0", f"strategy.delta={delta!r}"])
         reader = PlanReader()
         with tempfile.TemporaryDirectory() as folder, suppress(PlanReady):
-            train(config, Path(folder) / "plan", [reader], show=False)
+            train(config, Path(folder) / "plan", [reader], show=False, loaded=loaded.of(config))
         releases = []
         for event, count in reader.events.items():
             is_other = event.sampling.neighboring_relation != BestOfTrials.neighboring_relation

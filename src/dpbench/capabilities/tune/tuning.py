@@ -18,7 +18,7 @@ import numpy as np
 import tqdm
 
 from dpbench.capabilities.tune import planning
-from dpbench.capabilities.tune.planning import Request
+from dpbench.capabilities.tune.planning import LoadedData, Request
 from dpbench.capabilities.tune.score import check_score, sum_of_scores
 from dpbench.capabilities.tune.space import Space, read_space
 from dpbench.capabilities.tune.stated import BestOfTrials, Setting
@@ -69,11 +69,12 @@ def _tune(request: Request, folder: Path) -> dict[str, Any]:
     space = read_space(request.words, planning.swept_by)
     config = planning.compose([*space.words, *space.draw(np.random.default_rng(0)), f"{_NOISE}1.0"])
     data = _data_of(config, request)
+    loaded = LoadedData(config["data"], data)
     check_score(build.build_module(config, data), request.score, request.score_bound)
 
     def state() -> tuple[BestOfTrials, list[Trial]]:
         with _hidden_output():
-            plans = planning.planned(space, request.delta)
+            plans = planning.planned(space, request.delta, loaded)
         best = planning.calibrated(request, plans, space.free)
         print(_before(best, request, space, _expected_records(data)), flush=True)
         return best, draw_trials(space, request.selection)
@@ -84,7 +85,7 @@ def _tune(request: Request, folder: Path) -> dict[str, Any]:
                 folder,
                 asdict(request),
                 state,
-                partial(_run, request, space),
+                partial(_run, request, space, loaded),
                 _expected_records(data),
                 request.delta,
             )
@@ -126,7 +127,14 @@ def _expected_records(data: PrivateDataModule[Any]) -> float:
     return float(data._val_count) or float(len(data.val_set or ()))
 
 
-def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place: Path) -> float | None:
+def _run(
+    request: Request,
+    space: Space,
+    loaded: LoadedData,
+    trial: Trial,
+    best: BestOfTrials,
+    place: Path,
+) -> float | None:
     """Train a trial, or go on with it, and measure its score; None if it fails."""
     setting = setting_of(best, space, trial)
     (noise,) = (word for word in setting.words if word.startswith(_NOISE))
@@ -140,9 +148,10 @@ def _run(request: Request, space: Space, trial: Trial, best: BestOfTrials, place
             else:
                 # Killed before its first checkpoint: what it had released nobody has seen.
                 shutil.rmtree(place, ignore_errors=True)
+            shared = loaded.of(config)
             if not run.finished:
-                train(config, place, [planning.PlanReader(setting)], show=False)
-            data = _data_of(config, request)
+                train(config, place, [planning.PlanReader(setting)], show=False, loaded=shared)
+            data = shared or _data_of(config, request)
             options = data.model_options() if hasattr(data, "model_options") else {}
             module = load_module(run, last_checkpoint(run), options).module
         except (Interrupted, MemoryError):

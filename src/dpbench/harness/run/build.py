@@ -19,6 +19,7 @@ from pytorch_lightning.strategies import DDPStrategy
 from torch import Tensor, nn
 
 from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.module import PrivateDataModule
 from dpbench.data.sampler import PrivateBatchSampler
 from dpbench.errors import ConfigurationError, DPBenchError, brief
 from dpbench.guards.lots import refuse_uncovered
@@ -134,13 +135,25 @@ def _seed_of_lots(config: dict[str, Any]) -> int | None:
     return None if config["strategy"].get("secure", False) else seed
 
 
-def build_data(config: dict[str, Any], strategy: pl.Callback) -> pl.LightningDataModule:
+def build_data(
+    config: dict[str, Any],
+    strategy: pl.Callback,
+    loaded: PrivateDataModule[Any] | None = None,
+) -> pl.LightningDataModule:
     """Make and load the data module, with the sampling that the strategy needs.
+
+    Args:
+        config: The whole resolved configuration.
+        strategy: Its strategy.
+        loaded: A data module whose data sets it shares (`PrivateDataModule.with_batches_of`); None: it loads its own.
 
     Raises:
         ConfigurationError: The training loader is not a PrivateDataLoader, or has another seed.
     """
     data = make_data(config, strategy)
+    if loaded is not None:
+        assert isinstance(data, PrivateDataModule)
+        data = loaded.with_batches_of(data)
 
     def load() -> None:
         data.prepare_data()

@@ -23,6 +23,7 @@ from pytorch_lightning.utilities.model_helpers import is_overridden
 from dpbench.callback.lines import show_lines
 from dpbench.canonical import digest_of
 from dpbench.code import code_hash
+from dpbench.data.module import PrivateDataModule
 from dpbench.errors import BudgetExhausted, ConfigurationError, Diverged, DPBenchError, Interrupted, brief
 from dpbench.files import remove_torn, write_atomically
 from dpbench.harness.run import build, logs
@@ -90,6 +91,7 @@ class _Job:
         reporter: Shows the run in the end.
         origin: Command and sweep of the run.
         trust: True if the checkpoint of a run that is resumed may hold objects.
+        loaded: A data module whose data sets the run shares; None: it loads its own.
     """
 
     folder: RunFolder
@@ -99,6 +101,7 @@ class _Job:
     reporter: Reporter | None
     origin: Origin
     trust: bool
+    loaded: PrivateDataModule[Any] | None
 
 
 def train_job(cfg: DictConfig, reporter: Reporter | None = None, trust: bool = False) -> list[float] | None:
@@ -139,6 +142,7 @@ def train(
     reporter: Reporter | None = None,
     origin: Origin | None = None,
     trust: bool = False,
+    loaded: PrivateDataModule[Any] | None = None,
 ) -> dict[str, Any]:
     """Train, test and record, in a folder that no other process trains in meanwhile.
 
@@ -154,6 +158,8 @@ def train(
         reporter: Shows the run in the end, when nothing is left to compute.
         origin: Command and sweep of the run, from which loggers take its names.
         trust: True if the checkpoint of a run that is resumed may hold objects; see `read_checkpoint`.
+        loaded: A data module whose data sets the run shares (`PrivateDataModule.with_batches_of`); None: it loads its
+            own.
 
     Returns:
         The content of result.json; {} in all but the first of several processes that torchrun or srun has started.
@@ -170,6 +176,7 @@ def train(
         reporter=reporter,
         origin=origin or Origin(),
         trust=trust,
+        loaded=loaded,
     )
     run = partial(_train_in_locked_folder, config, job)
     processes = processes_to_start(config["trainer"])
@@ -220,7 +227,7 @@ def _train_and_record(config: dict[str, Any], job: _Job) -> dict[str, Any]:
         write_hydra_files(folder, job.hydra_files)
     # Data before the module, which takes its sizes from them; the seed between the two, so that the first weights do
     # not depend on what loading the data drew.
-    data = build.build_data(config, strategy)
+    data = build.build_data(config, strategy, job.loaded)
     pl.seed_everything(config["seed"], verbose=False)
     weights = None if checkpoint is not None else weights_before(config, job.trust)
     module = build.build_module(config, data, weights)
