@@ -84,7 +84,14 @@ CAPABILITIES = {
     "workflow": Capability("workflow", ("tests/capabilities/workflow",)),
     "tune": Capability(
         r"capabilities\.tune|dpbench tune|best_of_trials",
-        ("tests/capabilities/tune", "conf/experiment/tune"),
+        (
+            "conf/base/tuned.yaml",
+            "conf/experiment/tune",
+            "conf/table/tune",
+            "tests/capabilities/tune",
+            "tools/results/tuned.py",
+            "tools/tuning_cost.py",
+        ),
     ),
     "prior": Capability(
         r"capabilities\.prior|random_prior|random_shapes|pretrain\b",

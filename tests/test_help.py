@@ -66,6 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()):
         small = [*TINY, "logger=none", "trainer.max_steps=20"]
         assert main(["train", *small, "hydra.run.dir=runs/demo"]) == 0
+        os.symlink("runs/demo", "tuned")
         assert main(["train", "-m", *small, "seed=0,1", "hydra.sweep.dir=runs/sweep"]) == 0
         os.rename("runs/sweep", "multirun")
         assert main(["train", "-m", *small, "seed=0,1", "hydra.sweep.dir=runs/sweep"]) == 0
