@@ -51,15 +51,23 @@ def _add_table(commands: Commands) -> None:
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--csv", action="store_true", help="print CSV instead of Markdown")
     form.add_argument("--latex", action="store_true", help="print LaTeX (booktabs)")
+    form.add_argument(
+        "--leaderboard",
+        action="store_true",
+        help="print an entry, in YAML, of the leaderboard of arXiv 2601.17189; fill in what is ...",
+    )
     add_json(form)
 
 
 def _table(options: argparse.Namespace) -> Answer:
     from dpbench.harness.reports.groups import group_by, keys_of
+    from dpbench.harness.reports.leaderboard import leaderboard
     from dpbench.harness.reports.run_table import RunTable
 
     if options.folder and options.group_by is not None:
         raise ConfigurationError("--folder requires single runs, and --group-by combines several: remove one of them.")
+    if options.leaderboard and options.group_by is not None:
+        raise ConfigurationError("--leaderboard combines runs that differ by their seeds: remove --group-by.")
     table = RunTable.read(options.sources)
     if options.group_by is not None:
         table = group_by(table, keys_of(options.group_by))
@@ -68,7 +76,9 @@ def _table(options: argparse.Namespace) -> Answer:
         text = table.to_csv(options.folder)
     elif options.latex:
         text = table.to_latex(options.folder)
-    if options.csv or options.latex or options.json:  # Markdown has them below the table
+    elif options.leaderboard:
+        text = leaderboard(table)
+    if options.csv or options.latex or options.leaderboard or options.json:  # Markdown has them below the table
         for line in table.notes:
             note(line)
     _note_shared_noise(options.sources)

@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from dpbench.errors import ConfigurationError
 from dpbench.harness.reports.groups import group_by
 from dpbench.harness.reports.run_table import RunTable
-from tests.support.cli import dpbench
+from dpbench.harness.runs.folder import finished_runs_below
+from dpbench.harness.runs.record import read_result
+from tests.support.cli import TINY, dpbench
 from tests.support.finished_runs import written
 
 RUNS = """
@@ -70,6 +73,23 @@ def test_each_folder_that_is_named_holds_a_run(tmp_path: Path) -> None:
         for folders in ([tmp_path / name], [tmp_path / "a", tmp_path / name]):
             with pytest.raises(ConfigurationError, match=why):
                 RunTable.read(folders)
+
+
+def test_a_leaderboards_entry(tmp_path: Path) -> None:
+    """A claim for each setting, over its seeds; its ε is that of the ledgers, rounded up."""
+    small = [*TINY, "trainer.max_steps=2", "hydra.sweep.dir=runs"]
+    dpbench(tmp_path, "train", "-m", *small, "seed=0,1", "optimizer.lr=0.1,0.2")
+    (entry,) = yaml.safe_load(dpbench(tmp_path, "table", "runs", "--leaderboard")[0])
+    assert [claim["seeds"] for claim in entry["claims"]] == [[0, 1], [0, 1]]
+    claim = entry["claims"][0]
+    records = [read_result(run) for run in finished_runs_below([tmp_path / "runs"])]
+    largest = max(record["privacy"]["epsilon"]["pld"] for record in records)
+    assert largest <= claim["epsilon"] < largest + 0.001 and claim["dp_accountant"] == "PLD"
+    assert set(claim["ledgers_sha256"]) < {record["privacy"]["ledger"]["sha256"] for record in records}
+    assert claim["command"].startswith("dpbench train ") and "seed" not in claim["command"]
+    assert "remove --group-by" in dpbench(tmp_path, "table", "runs", "--leaderboard", "--group-by", "seed", status=1)[1]
+    dpbench(tmp_path, "train", *TINY, "strategy=none", "trainer.max_steps=1", "hydra.run.dir=open")
+    assert "no run has an epsilon" in dpbench(tmp_path, "table", "open", "--leaderboard", status=1)[1]
 
 
 def test_a_column_says_where_runs_lie(tmp_path: Path) -> None:
