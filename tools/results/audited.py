@@ -27,9 +27,10 @@ from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.reports.run_rows import flat
 from dpbench.harness.reproduce._results import RUNS, with_choices
 from dpbench.harness.reproduce.jobs import Job, status, sweep, table_jobs
-from dpbench.harness.reproduce.reproduction import Part
+from dpbench.harness.reproduce.reproduction import Part, refuse_changed_code
 from dpbench.harness.reproduce.tables import Table, Variant, read_table
 from dpbench.harness.runs.numbers import ABSENT, MOST_AUDITED, epsilon_text
+from dpbench.harness.runs.provenance import CHANGED
 from dpbench.harness.runs.readers import read_csv
 from dpbench.harness.runs.record import CONFIDENCE
 from dpbench.templates import render
@@ -93,9 +94,10 @@ def audit_tables(name: str, part: Part, out: Path, runs: Path, keep: bool = Fals
 
     Raises:
         ConfigurationError: There is no such table, row or column, it has no private cell or is one of trials, or there
-            are more rows than verdicts that hold together.
+            are more rows than verdicts that hold together; or results/ would be made by code that no commit holds.
         Interrupted: A signal stopped it; finished runs stay.
     """
+    refuse_changed_code(out)
     folder = out / FOLDER
     tables = _tables(name, out)
     # Of all tables before the first of them trains: what is refused costs no hours.
@@ -333,6 +335,7 @@ def write_page(folder: Path) -> None:
         above=above,
         most_rows=MOST_ROWS,
         commits=", ".join(sorted(runs["commit"].dropna().astype(str).unique())),
+        changed=audited["commit"].astype(str).str.endswith(CHANGED).sum(),
         hours=audited["seconds"].astype(float).sum() / 3600,
     )
     write_atomically(folder / "README.md", page)

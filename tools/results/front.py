@@ -14,7 +14,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from dpbench.harness.reports.figures import new_figure, write_figure
-from tools.results.overview import FEW, FIELD, METHODS, OURS
+from tools.results.overview import FEW, FIELD, METHODS, OURS, RDP
 
 FRONT = "front.png"
 BENCHMARK = Path("benchmark") / "cpu-amd-epyc-avx2-2-threads.json"
@@ -35,6 +35,8 @@ _GRID = "#d0d7de"
 _FIELD = "#6e7781"
 _BARS = ("#3060a8", "#8c959f", "#c8ced4")
 _RING = 11
+_STYLES = {(OURS, False): "-", (OURS, True): "--", (FIELD, False): ":"}
+"""By whose a result is, and whether it was chosen on the data."""
 _WORKLOADS = {
     "mnist_cnn b256": "MNIST CNN, batch 256",
     "mlp b256": "MLP 784-1000-10, batch 256",
@@ -142,7 +144,7 @@ def _add_legend(figure: FigureBase, handles: Sequence[Any]) -> None:
 
 
 def _draw_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
-    for (whose, method, _), line in panel.groupby(_LINE, sort=False):
+    for (whose, method, is_chosen), line in panel.groupby(_LINE, sort=False):
         is_ours = whose == OURS
         color = METHODS[str(method)][1] if is_ours else _FIELD
         axes.plot(
@@ -152,7 +154,7 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
             marker="o" if is_ours else "*",
             markersize=6 if is_ours else 10,
             linewidth=1.6 if is_ours else 0.9,
-            linestyle="-" if is_ours else ":",
+            linestyle=_STYLES[str(whose), bool(is_chosen)],
             zorder=3 if is_ours else 6,
         )
         few = line[line["n"] <= FEW]
@@ -191,10 +193,11 @@ def _draw_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
 
 
 def _name_sources(axes: Axes, panel: pd.DataFrame) -> None:
-    """Write who published a star, beside the one of each source that has a place for it."""
+    """Write who published a star, and by what if not RDP, beside the one of each source that has a place for it."""
     for star in panel.dropna(subset="beside").to_dict("records"):
+        by = "" if star["accountant"] == RDP else f" ({star['accountant']})"
         axes.annotate(
-            star["source"],
+            f"{star['source']}{by}",
             (star["epsilon"], star["value"]),
             xytext=star["beside"],
             textcoords="offset points",
@@ -215,7 +218,7 @@ def _finish_accuracy(axes: Axes, panel: pd.DataFrame) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.set_xlabel(f"ε for one example (δ ≤ {panel['delta'].max():g})")
+    axes.set_xlabel(f"ε for one example, by RDP (δ ≤ {panel['delta'].max():g})")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title(str(panel["title"].iloc[0]))
     axes.grid(visible=True)
@@ -253,17 +256,19 @@ def _legend(frame: pd.DataFrame) -> list[Line2D]:
         if ((frame["whose"] == OURS) & (frame["method"] == method)).any():
             handles.append(Line2D([], [], color=color, marker="o", label=f"dpbench: {name}"))
     marks: dict[str, dict[str, Any]] = {
-        "published, no public data": {"color": _FIELD, "marker": "*", "markersize": 10},
-        "one or two runs": {"color": _INK, "marker": "o", "markerfacecolor": _PAPER},
+        "published, no public data": {"color": _FIELD, "marker": "*", "markersize": 10, "linestyle": ":"},
+        "one or two runs": {"color": _INK, "marker": "o", "markerfacecolor": _PAPER, "linestyle": "none"},
+        "not tuned on this data": {"color": _INK, "linestyle": _STYLES[OURS, False]},
         "tuned or designed on this data: not in ε": {
             "color": _INK,
             "marker": "o",
             "markersize": _RING,
             "markerfacecolor": "none",
+            "linestyle": _STYLES[OURS, True],
         },
     }
     for label, style in marks.items():
-        handles.append(Line2D([], [], linestyle="none", label=label, **style))
+        handles.append(Line2D([], [], label=label, **style))
     return handles
 
 

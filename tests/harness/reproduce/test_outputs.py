@@ -214,6 +214,16 @@ def test_the_readme_says_what_epsilon_is_for(definition: Path, tmp_path: Path) -
     assert short[-4:] == ["1.5", "0.500", "1.250", "1.125"]
 
 
+def test_the_readme_counts_runs_of_code_that_no_commit_holds(definition: Path, tmp_path: Path) -> None:
+    table = read_table(str(definition))
+    measured = runs("short private 0.80, short plain 0.84", commit="abc")
+    assert "+changes" not in page_of(table, measured, tmp_path)
+    measured.loc[0, "commit"] = "abc+changes"
+    text = page_of(table, measured, tmp_path)
+    assert "- commit: abc, abc+changes\n- " in text
+    assert "+changes: 1 of 2 runs, made by code that no commit holds\n" in text
+
+
 def test_a_figure_of_any_name_is_shown_as_it_is(definition: Path, tmp_path: Path) -> None:
     """As modules of others log them."""
     table = read_table(edited(definition, "test/accuracy", "test/energy"))

@@ -11,7 +11,7 @@ import pytest
 from dpbench.harness.reproduce._results import RUNS
 from dpbench.harness.reproduce.tables import read_table, table_names
 from tools.results import overview
-from tools.results.front import BENCHMARK, step_times
+from tools.results.front import BENCHMARK, best, step_times
 
 RESULTS = Path(__file__).parents[3] / "results"
 
@@ -25,6 +25,30 @@ def test_committed_overview_is_that_of_the_committed_runs(tmp_path: Path, monkey
     overview.write_overview(overview.points(held, every), tmp_path)
     assert (tmp_path / "overview.csv").read_bytes() == (RESULTS / "overview.csv").read_bytes()
     assert [path.name for path in tmp_path.iterdir()] == ["overview.csv"]
+
+
+def test_front_joins_what_no_smaller_epsilon_surpasses() -> None:
+    rows = [
+        ("ours", False, 0.99999998, 45.98),  # solved noise ends a little below its target
+        ("ours", False, 0.99999999, 63.06),
+        ("ours", True, 1.0, 64.87),
+        ("ours", False, 3.0, 60.0),
+        ("field", None, 1.0, 72.3),
+        ("reproduced", None, 1.0, 72.48),
+    ]
+    frame = pd.DataFrame(rows, columns=["whose", "is_chosen", "epsilon", "value"])
+    frame = frame.assign(data="cifar10", unit="example", method="dpsgd", source="authors")
+    shown = best(frame)
+    assert shown["value"].tolist() == [72.3, 64.87, 63.06]
+    assert set(shown["epsilon"]) == {1.0}
+
+
+def test_what_others_publish_has_its_delta_and_accountant() -> None:
+    published = overview._field()
+    assert {entry["accountant"] for entry in published} == {"RDP", "PRV", "moments"}
+    assert all(entry["delta"] > 0 for entry in published)
+    accuracies = {entry["epsilon"]: entry["value"] for entry in published if entry["source"] == "De et al. 2022"}
+    assert accuracies == {1: 56.8, 2: 65.9, 4: 73.5, 8: 81.4}
 
 
 def test_front_shows_the_times_that_the_readme_prints() -> None:

@@ -26,6 +26,7 @@ from dpbench.harness.reproduce._summary import EXAMPLE, cells, late_means, summa
 from dpbench.harness.reproduce.jobs import Job
 from dpbench.harness.reproduce.tables import MEASURES, Table, select_cell, short_name
 from dpbench.harness.runs.numbers import ABSENT
+from dpbench.harness.runs.provenance import CHANGED
 from dpbench.templates import render
 
 _RELATIONS = {"add_or_remove_one": "added or removed", "replace_one": "replaced"}
@@ -91,6 +92,8 @@ def _page(table: Table, runs: pd.DataFrame, pictures: Sequence[Path], logged: Lo
         choices=choices,
         pictures=pictures,
         provenance={name: _listed(runs[name].astype(object)) for name in ("commit", "cpu", "gpu", "torch")},
+        runs=len(runs),
+        changed=runs["commit"].astype(str).str.endswith(CHANGED).sum(),
         hours=runs["seconds"].sum() / 3600,
         threads=_listed(runs["threads"].astype(str)),
     )

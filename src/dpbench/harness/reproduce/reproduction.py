@@ -30,7 +30,7 @@ from dpbench.harness.reproduce._summary import cells
 from dpbench.harness.reproduce.jobs import Job, require_launcher, status, sweep, table_jobs
 from dpbench.harness.reproduce.tables import Table, read_table
 from dpbench.harness.run.search_path import conf_dir
-from dpbench.harness.runs.provenance import commit
+from dpbench.harness.runs.provenance import CHANGED, commit
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _announced(table: Table, selected: Table, missing: Sequence[Job]) -> str:
 def refuse_changed_code(out: Path) -> None:
     """Raise ConfigurationError where `results/` of the checkout would be made by code that no commit holds."""
     is_of_checkout = out.resolve() == conf_dir().parent / "results"
-    if is_of_checkout and str(commit()).endswith("+changes"):
+    if is_of_checkout and str(commit()).endswith(CHANGED):
         raise ConfigurationError(
             "results/ is made by committed code, but src or conf has changes: commit them, or write elsewhere (--out)."
         )

@@ -12,6 +12,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+CHANGED = "+changes"
+"""At the end of a commit: of a tree whose src or conf no commit holds."""
+
 _NOT_HASHED = ("run", "logger", "launcher", "objective")
 _NO_GRADIENTS = ("trainer", "diagnostics")  # of the trainer only the precision decides gradients
 _LENGTH = ("max_steps", "max_epochs")
@@ -69,7 +72,7 @@ def fingerprint(config: dict[str, Any]) -> str:
 
 @cache
 def commit() -> str | None:
-    """Commit of the checkout as it is found first; None outside of one. "+changes": its src or conf has others."""
+    """Commit of the checkout as it is found first; None outside of one. With CHANGED at its end, src or conf differ."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -80,7 +83,7 @@ def commit() -> str | None:
     try:
         if not git("ls-files", str(Path(__file__).name)):
             return None  # installed somewhere below another project's checkout
-        return git("rev-parse", "HEAD") + ("+changes" if git("status", "--porcelain", "--", ":/src", ":/conf") else "")
+        return git("rev-parse", "HEAD") + (CHANGED if git("status", "--porcelain", "--", ":/src", ":/conf") else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
