@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
 
 from dpbench.errors import DataError
+from dpbench.losses import per_record
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
 
@@ -18,8 +18,7 @@ class NextToken(Supervised):
     """Cross-entropy training of a network on sequences that are padded behind; knows nothing of privacy.
 
     A sequence's loss is the mean over those of its targets that are no padding (zero without any), and a batch's loss
-    the mean over its sequences. A mean over all targets of a batch, as `cross_entropy(ignore_index=...)` gives it,
-    would let the length of one sequence change the weight of the others.
+    the mean over its sequences.
 
     Args:
         model: Tokens (N, T) → logits (N, T, vocabulary_size).
@@ -75,7 +74,7 @@ class NextToken(Supervised):
         """
         targets = batch[1]
         logits = self._logits(batch)
-        losses = self._mean_cross_entropy(logits, targets)
+        losses = per_record(logits, targets, self._padding)
         return self._result(
             losses,
             {
@@ -87,12 +86,7 @@ class NextToken(Supervised):
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of each sequence's targets, (N,), in double precision."""
-        return self._mean_cross_entropy(self._logits(batch).double(), batch[1])
-
-    def _mean_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of each sequence's targets, (N,)."""
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-        return _mean_of_counted(each, targets != self._padding)
+        return per_record(self._logits(batch).double(), batch[1], self._padding)
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count targets that are predicted correctly, of all sequences together."""
