@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.text import Perplexity
 
 from dpbench.errors import DataError
 from dpbench.losses import per_record
@@ -50,8 +51,7 @@ class NextToken(Supervised):
         for name, ids in (("padding", [padding]), ("ignored", ignored)):
             if strange := [token for token in ids if not 0 <= token < vocabulary_size]:
                 raise ValueError(f"module.{name} must lie between 0 and {vocabulary_size - 1}, not {strange[0]}.")
-        accuracy = MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
-        super().__init__(model, optimizer, accuracy, monitored, schedule)
+        super().__init__(model, optimizer, self._new_metric(vocabulary_size, padding), monitored, schedule)
         self._size = vocabulary_size
         self._padding = padding
         self.register_buffer(
@@ -60,6 +60,9 @@ class NextToken(Supervised):
             persistent=False,
         )
         self.record_metrics = {"accuracy": 1, "loss": 1}
+
+    def _new_metric(self, vocabulary_size: int, padding: int) -> Metric:
+        return MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
 
     def training_step(
         self,
@@ -117,6 +120,20 @@ class NextToken(Supervised):
                 f"{self._size}): use model=char_lstm or word_lstm, say."
             )
         return logits
+
+
+class LanguageModel(NextToken):
+    """`NextToken`, measured by its perplexity: exp of the mean cross-entropy over all tokens that are no padding."""
+
+    objective = "val/perplexity"
+    masks_padding = True
+
+    def _new_metric(self, vocabulary_size: int, padding: int) -> Metric:
+        return Perplexity(ignore_index=padding)
+
+    def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
+        """Bring the perplexity up to date with a batch."""
+        metric(self._logits(batch), batch[1])
 
 
 def _mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
