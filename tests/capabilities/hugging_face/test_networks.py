@@ -141,5 +141,7 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
         CausalLM(258, str(tmp_path))
     with pytest.raises(ConfigurationError, match="cannot be loaded"):
         CausalLM(258, str(tmp_path / "nothing"))
+    with pytest.raises(ConfigurationError, match="texts of 5 tokens are longer than the model's 4 positions"):
+        CausalLM(10, positions=4, **SMALL)(TEXTS)
     with pytest.raises(ConfigurationError, match="no multiple of model.heads=3"):
         CausalLM(258, heads=3)

@@ -50,6 +50,16 @@ class _Pretrained(nn.Module):
             network = _with_adapters(network, lora_rank)
         self.network = network
         self._has_adapters = lora_rank is not None
+        self._longest: int | None = getattr(network.config, "max_position_embeddings", None)
+
+    def _ids(self, tokens: Tensor) -> Tensor:
+        """The tokenizer's own numbers of tokens (N, T); padding is any."""
+        if self._longest is not None and tokens.shape[1] > self._longest:
+            raise ConfigurationError(
+                f"texts of {tokens.shape[1]} tokens are longer than the model's {self._longest} positions: lower "
+                "data.options.sequence_length."
+            )
+        return (tokens - 1).clamp(min=0)
 
     def export_to(self, folder: Path) -> None:
         """Write the network into a folder as transformers reads it, its adapters alone as peft does."""
@@ -145,7 +155,7 @@ class CausalLM(_Pretrained):
         options = {}
         if self._takes_positions:  # with a row for each record, the engine has a rule for their embedding
             options["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-        logits = self.network(input_ids=(tokens - 1).clamp(min=0), **options).logits[..., : self._num_tokens]
+        logits = self.network(input_ids=self._ids(tokens), **options).logits[..., : self._num_tokens]
         return F.pad(logits, (1, 0), value=_FAR)
 
 
@@ -200,7 +210,5 @@ class SequenceClassifier(_Pretrained):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Logits (N, num_classes); padding is masked."""
-        logits: Tensor = self.network(
-            input_ids=(tokens - 1).clamp(min=0), attention_mask=(tokens != 0).to(tokens.dtype)
-        ).logits
+        logits: Tensor = self.network(input_ids=self._ids(tokens), attention_mask=(tokens != 0).to(tokens.dtype)).logits
         return logits
