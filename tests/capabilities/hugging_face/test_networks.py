@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
 
+from dpbench.canonical import Canonical
 from dpbench.capabilities.hugging_face.networks import CausalLM, SequenceClassifier
 from dpbench.capabilities.own_data.texts import Tokenizer
 from dpbench.data.loader import PrivateDataLoader
@@ -78,6 +79,18 @@ def clipped_mean(network: nn.Module) -> list[Tensor]:
         for sum_, gradient in zip(total, dense, strict=True):
             sum_ += min(1.0, BOUND / max(norm, 1e-12)) * gradient / len(TEXTS)
     return total
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_a_seeded_run_can_be_repeated(name: str) -> None:
+    """All of a network has bytes for the key of its noise, the same for the same weights."""
+    digests = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        canonical = Canonical()
+        digests.append(canonical.digest(NETWORKS[name]()))
+        assert canonical.gaps == []
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_tokens(tmp_path: Path) -> None:
