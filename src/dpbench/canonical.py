@@ -6,6 +6,8 @@ their classes lacks (closures, globals, attributes of classes that were set late
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import copyreg
 import dataclasses
 import dis
@@ -100,6 +102,10 @@ class Canonical:
         elif isinstance(value, types.CodeType):
             # What a function does, without where it stands.
             yield self.digest([value.co_code, value.co_names, value.co_consts, value.co_exceptiontable])
+        elif isinstance(value, contextlib._GeneratorContextManager):  # a decorator: made anew at each call
+            yield self.digest([value.func, value.args, value.kwds])
+        elif isinstance(value, contextvars.ContextVar):
+            yield self.digest([value.name, value.get(None)])
         elif isinstance(value, _WRAPPERS):
             yield self.digest([getattr(value, name, None) for name in _WRAPPED])
         elif isinstance(value, type | types.FunctionType | types.ModuleType):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -92,6 +95,21 @@ def test_a_compiled_module_has_a_key_by_how_it_is_compiled() -> None:
         digests.append(canonical.digest(_attributes_of(module)))
         assert canonical.gaps == []
     assert digests[0] == digests[1] and len(set(digests)) == 3
+
+
+@contextmanager
+def entered(with_what: str) -> Iterator[None]:
+    yield
+
+
+def test_a_class_with_a_decorated_method_has_a_key() -> None:
+    """The decorator holds a generator that was never begun; what makes it is known."""
+    digests = []
+    for with_what in ("a", "a", "b"):
+        canonical = Canonical()
+        digests.append(canonical.digest([entered(with_what), ContextVar(with_what)]))
+        assert canonical.gaps == []
+    assert digests[0] == digests[1] != digests[2]
 
 
 def test_compiled_networks_that_a_module_holds_are_known_by_their_weights() -> None:

@@ -2,7 +2,7 @@
 
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_classifier import ImageClassifier
-from dpbench.modules.next_token import NextToken
+from dpbench.modules.next_token import LanguageModel, NextToken
 from dpbench.modules.reconstruction import Reconstruction
 from dpbench.modules.regression import Regression
 from dpbench.modules.tag_predictor import TagPredictor
@@ -10,6 +10,7 @@ from dpbench.modules.tag_predictor import TagPredictor
 __all__ = [
     "GAN",
     "ImageClassifier",
+    "LanguageModel",
     "NextToken",
     "Reconstruction",
     "Regression",

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy, MulticlassRecall
 
+from dpbench.losses import per_record
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
 
@@ -64,7 +65,7 @@ class ImageClassifier(Supervised):
         """
         images, labels = batch
         logits = self(images)
-        losses = F.cross_entropy(logits, labels, reduction="none")
+        losses = per_record(logits, labels)
         return self._result(
             losses,
             {
@@ -76,7 +77,7 @@ class ImageClassifier(Supervised):
     def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross-entropy of each image, (N,), in double precision: those of well-known images differ by very little."""
         logits: Tensor = self(batch[0])
-        return F.cross_entropy(logits.double(), batch[1], reduction="none")
+        return per_record(logits.double(), batch[1])
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count images that are classified correctly."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torchmetrics import Metric
 from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics.text import Perplexity
 
 from dpbench.errors import DataError
+from dpbench.losses import per_record
 from dpbench.modules.supervised import OptimizerMaker, ScheduleMaker, Supervised
 
 
@@ -18,8 +19,7 @@ class NextToken(Supervised):
     """Cross-entropy training of a network on sequences that are padded behind; knows nothing of privacy.
 
     A sequence's loss is the mean over those of its targets that are no padding (zero without any), and a batch's loss
-    the mean over its sequences. A mean over all targets of a batch, as `cross_entropy(ignore_index=...)` gives it,
-    would let the length of one sequence change the weight of the others.
+    the mean over its sequences.
 
     Args:
         model: Tokens (N, T) → logits (N, T, vocabulary_size).
@@ -51,8 +51,7 @@ class NextToken(Supervised):
         for name, ids in (("padding", [padding]), ("ignored", ignored)):
             if strange := [token for token in ids if not 0 <= token < vocabulary_size]:
                 raise ValueError(f"module.{name} must lie between 0 and {vocabulary_size - 1}, not {strange[0]}.")
-        accuracy = MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
-        super().__init__(model, optimizer, accuracy, monitored, schedule)
+        super().__init__(model, optimizer, self._new_metric(vocabulary_size, padding), monitored, schedule)
         self._size = vocabulary_size
         self._padding = padding
         self.register_buffer(
@@ -61,6 +60,9 @@ class NextToken(Supervised):
             persistent=False,
         )
         self.record_metrics = {"accuracy": 1, "loss": 1}
+
+    def _new_metric(self, vocabulary_size: int, padding: int) -> Metric:
+        return MulticlassAccuracy(vocabulary_size, average="micro", ignore_index=padding)
 
     def training_step(
         self,
@@ -75,7 +77,7 @@ class NextToken(Supervised):
         """
         targets = batch[1]
         logits = self._logits(batch)
-        losses = self._mean_cross_entropy(logits, targets)
+        losses = per_record(logits, targets, self._padding)
         return self._result(
             losses,
             {
@@ -87,12 +89,7 @@ class NextToken(Supervised):
 
     def losses(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean cross-entropy of each sequence's targets, (N,), in double precision."""
-        return self._mean_cross_entropy(self._logits(batch).double(), batch[1])
-
-    def _mean_cross_entropy(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of each sequence's targets, (N,)."""
-        each = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
-        return _mean_of_counted(each, targets != self._padding)
+        return per_record(self._logits(batch).double(), batch[1], self._padding)
 
     def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
         """Count targets that are predicted correctly, of all sequences together."""
@@ -123,6 +120,20 @@ class NextToken(Supervised):
                 f"{self._size}): use model=char_lstm or word_lstm, say."
             )
         return logits
+
+
+class LanguageModel(NextToken):
+    """`NextToken`, measured by its perplexity: exp of the mean cross-entropy over all tokens that are no padding."""
+
+    objective = "val/perplexity"
+    masks_padding = True
+
+    def _new_metric(self, vocabulary_size: int, padding: int) -> Metric:
+        return Perplexity(ignore_index=padding)
+
+    def measure(self, metric: Metric, batch: tuple[Tensor, Tensor]) -> None:
+        """Bring the perplexity up to date with a batch."""
+        metric(self._logits(batch), batch[1])
 
 
 def _mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:

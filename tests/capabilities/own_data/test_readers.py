@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from PIL import Image
@@ -164,6 +165,21 @@ def test_a_relative_path_is_that_of_the_working_directory_first(
     assert find_file(root, "own.csv") == own
 
 
+def test_tokens_of_files(tmp_path: Path) -> None:
+    """Lines of a text file, and a data set that Hugging Face's datasets has saved."""
+    (tmp_path / "t.txt").write_text("ab\n\nc\n")
+    (tmp_path / "saved").mkdir()
+    rows = pa.table({"text": ["ab", "c"]})
+    with pa.ipc.new_stream(tmp_path / "saved/data-00000-of-00001.arrow", rows.schema) as file:
+        file.write_table(rows)
+    for path in ("t.txt", "saved"):
+        users = read_user_table(tmp_path / path, None, text="tokens", sequence_length=3)
+        assert users.examples.batch_of([0, 1]).batch[1].tolist() == [[99, 257, 0], [257, 0, 0]]
+    (tmp_path / "more.txt").write_text("\n".join(map(str, range(40))))
+    data = load("table", tmp_path, path="more.txt", text="tokens", sequence_length=3)
+    assert data.model_options == {"vocabulary_size": 258} and data.inputs["tokenizer"] == "bytes"
+
+
 def test_labeled_texts(tmp_path: Path) -> None:
     lines = ["Good, GOOD beer!", "?", "bad beer", "so-so"]
     table(text=lines, label=[1, 0, 0, 1]).to_csv(tmp_path / "t.csv", index=False)
@@ -187,7 +203,7 @@ def test_labeled_texts(tmp_path: Path) -> None:
     [
         ("table", {}, "data.options.path is missing"),
         ("user_table", {"path": "none.csv"}, r"no .*none\.csv: a relative path is looked for in the working directory"),
-        ("user_table", {"path": "one.txt"}, r"one\.txt is neither \.csv, \.jsonl nor \.parquet"),
+        ("user_table", {"path": "one.doc"}, r"one\.doc is neither \.csv, \.jsonl, \.txt nor \.parquet"),
         ("user_table", {"path": "one.csv"}, r"one\.csv has one user: none can be held out"),
         ("user_table", {"path": "one.csv", "features": [["a", "z"], "b"]}, r"has no column 'z'; it has user, a, b\."),
         ("user_table", {"path": "one.csv", "features": [[], "b"]}, r"such as \[\[age, height\], label\], not"),
@@ -212,7 +228,7 @@ def test_labeled_texts(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_options(name: str, options: dict[str, Any], says: str, tmp_path: Path) -> None:
-    files = {"one.txt": "", "one.csv": "user,a,b\n1,2,3\n", "two.csv": "user,a,b\n1,2,3\n2,3,4\n"}
+    files = {"one.doc": "", "one.csv": "user,a,b\n1,2,3\n", "two.csv": "user,a,b\n1,2,3\n2,3,4\n"}
     for file, content in {**files, "cell.csv": "a,b\n1,2\nabc,3\n4,5\n"}.items():
         (tmp_path / file).write_text(content)
     with pytest.raises((ConfigurationError, DataError), match=says):

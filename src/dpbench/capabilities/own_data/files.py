@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, Subset
 from dpbench.capabilities.own_data.frame import DEFAULT_LENGTHS
 from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
 from dpbench.capabilities.own_data.table import read_user_table
+from dpbench.capabilities.own_data.texts import BYTES, Tokenizer
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.sources import UserData, by_users
 from dpbench.data.held_out import Split, name_bytes, parted, parted_by_hash
@@ -38,7 +39,12 @@ _Ranges = Annotated[
 _Layout = Annotated[
     Literal["channels_first", "channels_last", "gray"] | None, "channels_first, channels_last, gray or null"
 ]
-_Text = Annotated[Literal["characters", "words", "labels"] | None, "characters, words, labels or null"]
+_Text = Annotated[
+    Literal["characters", "words", "tokens", "labels"] | None, "characters, words, tokens, labels or null"
+]
+_Tokenizer = Annotated[
+    str | None, Field(min_length=1), "bytes, a folder or name of a tokenizer of transformers, or null"
+]
 _Length = Annotated[int | None, Field(ge=1, le=10_000), "a whole number of tokens from 1 to 10000, or null"]
 _Classes = Annotated[int | None, Field(ge=2), "a whole number from 2 on, or null"]
 _ClassNames = Annotated[
@@ -66,6 +72,7 @@ class TableOptions:
         text: Form of texts.
         sequence_length: Tokens of a sequence.
         vocabulary: Path of a file of words.
+        tokenizer: Tokenizer of tokens (None: bytes) or of texts with labels (None: words).
         num_classes: Number of classes; None: one more than the largest label in the data, which is then public.
         held_out: Share of users that are held out where there are no test data.
     """
@@ -79,6 +86,7 @@ class TableOptions:
     text: _Text = None
     sequence_length: _Length = None
     vocabulary: FilePath = None
+    tokenizer: _Tokenizer = None
     num_classes: _Classes = None
     held_out: HeldOutShare = 0.1
 
@@ -90,6 +98,7 @@ class TableOptions:
             "images": self.images,
             "text": self.text,
             "vocabulary": Path(self.vocabulary).name if self.vocabulary else None,
+            "tokenizer": Path(self._tokenizer).name if self._tokenizer else None,
             "classes": self.classes,
         }
         if self.text is not None:
@@ -97,8 +106,17 @@ class TableOptions:
         stated["preparation"] = " ".join(self._preparation())
         return {name: value for name, value in stated.items() if value is not None}
 
+    @property
+    def _tokenizer(self) -> str | None:
+        return BYTES if self.text == "tokens" and self.tokenizer is None else self.tokenizer
+
     def _preparation(self) -> list[str]:
-        if self.text == "labels":
+        if self._tokenizer is not None:
+            lines = [
+                "Encode each text by dpbench.capabilities.own_data.texts.Tokenizer(tokenizer).rows with "
+                "length=sequence_length: the tokenizer's numbers plus 1, padded with 0."
+            ]
+        elif self.text == "labels":
             lines = [
                 "Join the texts of a row by blanks and encode them by "
                 "dpbench.capabilities.own_data.texts.labeled_words with length=sequence_length: lower-case words, "
@@ -299,13 +317,15 @@ def held_out_users(
 def _model_options(train: Dataset[Any], test: Dataset[Any], options: TableOptions) -> Mapping[str, Any]:
     """Options of a model that follow from the examples: vocabulary size, or shape of inputs; classes, targets."""
     if isinstance(train, Sequences):
+        if options.text == "tokens":
+            return {"vocabulary_size": Tokenizer(options.tokenizer or BYTES).count}
         # Characters are stored as bytes, words in two bytes or more.
         return {"vocabulary_size": CHARACTER_TOKENS if train.tokens.dtype == torch.uint8 else WORDS + 4}
     assert isinstance(train, Rows)
     inputs = train.tensors[0]
     determined: dict[str, Any] = {}
     if options.text == "labels":
-        determined["vocabulary_size"] = WORDS + 4
+        determined["vocabulary_size"] = Tokenizer(options.tokenizer).count if options.tokenizer else WORDS + 4
     elif inputs.dim() > 1:  # networks take no single number
         determined["input_shape"] = tuple(inputs.shape[1:])
     if len(train.tensors) < 2:

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from dpbench.capabilities.own_data.texts import labeled_words
+from dpbench.capabilities.own_data.texts import BYTES, Tokenizer, labeled_words
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.records import Rows
 from dpbench.data.texts import Sequences, character_sequences, word_sequences
@@ -25,7 +25,7 @@ Column = NDArray[Any] | list[str]
 Features = Sequence[str | Sequence[str]] | Mapping[str, Sequence[int] | None] | None
 """Features in the order of an example's parts: columns, lists of columns, or columns with the shape of a cell."""
 
-DEFAULT_LENGTHS = {"characters": 80, "words": 20, "labels": 100}
+DEFAULT_LENGTHS = {"characters": 80, "words": 20, "tokens": 128, "labels": 100}
 """Tokens of a sequence, by the kind of the text."""
 
 
@@ -36,9 +36,10 @@ def read_frame(
     ranges: Mapping[str, Sequence[float]] | None = None,
     classes: Sequence[str] | None = None,
     images: Literal["channels_first", "channels_last", "gray"] | None = None,
-    text: Literal["characters", "words", "labels"] | None = None,
+    text: Literal["characters", "words", "tokens", "labels"] | None = None,
     sequence_length: int | None = None,
     vocabulary: Sequence[str] | None = None,
+    tokenizer: str | None = None,
     where: str = "the table",
     names: Sequence[str] | None = None,
 ) -> UserDataset:
@@ -55,12 +56,14 @@ def read_frame(
         classes: Words of the last feature, in the order of the numbers that it gets.
         images: Layout of the first feature, which is images, with the channels in dimension "channels_first" or
             "channels_last", or without that dimension ("gray"): float32 (C, H, W); whole numbers are divided by 255.
-        text: Kind of the text features. "characters" and "words" make sequences of the first feature, with their
-            targets (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "labels" the
-            last feature is a label, those before it texts as people write them: numbers of words
-            (`dpbench.capabilities.own_data.texts.labeled_words`).
-        sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 100 words with labels.
+        text: Kind of the text features. "characters", "words" and "tokens" make sequences of the first feature, with
+            their targets (`dpbench.data.texts`); other features are left out. Words are parted by blanks. With "labels"
+            the last feature is a label, those before it texts as people write them: numbers of words
+            (`dpbench.capabilities.own_data.texts.labeled_words`), or tokens.
+        sequence_length: Tokens of a sequence; None: 80 characters, 20 words, 128 tokens, 100 words with labels.
         vocabulary: Words, the most frequent first. With labels None is possible, too.
+        tokenizer: Tokenizer of "tokens" (None: bytes), or of texts with labels (None: words), see
+            `dpbench.capabilities.own_data.texts.Tokenizer`.
         where: Name of the table, for errors.
         names: Names of the users of rows without one; None: each row's content.
 
@@ -89,7 +92,7 @@ def read_frame(
         frame = _numbered(frame, list(features)[-1], classes, where)
     columns = _columns(frame, features, where)
     if text is not None:
-        return UserDataset(_texts(columns, where, text, sequence_length, vocabulary), owners)
+        return UserDataset(_texts(columns, where, text, sequence_length, vocabulary, tokenizer), owners)
     arrays: list[Any] = []
     for name, column in columns.items():
         if isinstance(column, list):
@@ -256,13 +259,16 @@ def _texts(
     text: str,
     length: int | None,
     vocabulary: Sequence[str] | None,
+    tokenizer: str | None,
 ) -> Dataset[Any]:
     """Sequences of the first column, or texts of all columns but the last with that as labels."""
     length = length or DEFAULT_LENGTHS[text]
     if text == "labels":
-        return _labeled_texts(columns, where, vocabulary, length)
+        return _labeled_texts(columns, where, vocabulary, length, tokenizer)
     name = next(iter(columns))
     texts = _require_texts(columns, name, where)
+    if text == "tokens":
+        return Sequences(torch.tensor(Tokenizer(tokenizer or BYTES).rows(texts, length + 1)))
     if text == "characters":
         return Sequences(torch.tensor(character_sequences(texts, length)[0]))
     if vocabulary is None:
@@ -275,6 +281,7 @@ def _labeled_texts(
     where: str,
     vocabulary: Sequence[str] | None,
     length: int,
+    tokenizer: str | None,
 ) -> Rows:
     *names, last = columns
     if not names:
@@ -287,6 +294,8 @@ def _labeled_texts(
         )
     texts = [_require_texts(columns, name, where) for name in names]
     joined = map(" ".join, zip(*texts, strict=True))
+    if tokenizer is not None:
+        return Rows(torch.tensor(Tokenizer(tokenizer).rows(joined, length)).long(), torch.tensor(labels))
     return Rows(torch.tensor(labeled_words(joined, vocabulary, length)), torch.tensor(labels))
 
 

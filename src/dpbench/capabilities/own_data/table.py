@@ -24,7 +24,8 @@ def read_user_table(path: str | Path, user: str | None = "user", **options: Any)
     A Hugging Face data set that is open already needs no reader: `UserDataset(ds, ds["user"])`.
 
     Args:
-        path: A `.csv`, `.jsonl` or `.parquet` file, or a folder of `.parquet` files.
+        path: A `.csv`, `.jsonl`, `.txt` (each line a text, in the column text) or `.parquet` file, or a folder of
+            `.parquet` files or of a data set that Hugging Face's datasets has saved.
         user: Column with the user of each row; in a CSV users are texts: 007 is not 7. None: each row is that of a user
             with no other one.
         **options: Options of `read_frame`.
@@ -64,13 +65,28 @@ def _frame(path: Path, words: Sequence[str], as_written: bool = False) -> pd.Dat
         if path.suffix in _JSON_LINES:
             lines = [line for line in path.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
             return pd.DataFrame({"line": lines} if as_written else [_object(line, words) for line in lines])
+        if path.suffix == ".txt":
+            texts = path.read_text(encoding="utf-8-sig").splitlines()
+            return pd.DataFrame({"text": [text for text in texts if text.strip()]})
+        if path.is_dir() and (arrow := sorted(path.glob("*.arrow"))):  # of datasets.Dataset.save_to_disk
+            return pd.concat([_arrow_frame(file) for file in arrow], ignore_index=True)
         if path.suffix in _PARQUET or path.is_dir():
             return pd.read_parquet(path, dtype_backend="numpy_nullable") if as_written else pd.read_parquet(path)
     except ImportError as error:
         raise ConfigurationError('Parquet needs pyarrow: pip install "dpbench-lightning[parquet]".') from error
     except (OSError, ValueError, RecursionError) as error:  # pandas', pyarrow's and json's own are kinds of these
         raise DataError(f"{path} cannot be read as a table ({brief(error)}): get an intact copy.") from error
-    raise ConfigurationError(f"{path} is neither .csv, .jsonl nor .parquet, nor a folder of .parquet files.")
+    raise ConfigurationError(
+        f"{path} is neither .csv, .jsonl, .txt nor .parquet, nor a folder of .parquet files or of a saved data set of "
+        "Hugging Face."
+    )
+
+
+def _arrow_frame(path: Path) -> pd.DataFrame:
+    from pyarrow import ipc, memory_map
+
+    frame: pd.DataFrame = ipc.open_stream(memory_map(str(path))).read_all().to_pandas()
+    return frame
 
 
 def _object(line: str, words: Sequence[str]) -> dict[str, Any]:

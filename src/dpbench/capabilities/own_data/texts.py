@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpbench.data.records import Collated, InBatches
 from dpbench.data.texts import WORDS, words
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_matrix
@@ -55,6 +55,78 @@ def labeled_words(
     tokens = [list(map(number_of, words(text)[:length])) for text in texts]
     rows = [row + [0] * (length - len(row)) for row in tokens]
     return np.array(rows, np.int64).reshape(len(rows), length)
+
+
+BYTES = "bytes"
+"""The tokenizer that knows no vocabulary: bytes of UTF-8, and an end."""
+
+
+class Tokenizer:
+    """Token numbers of texts, from 1 on; 0 is padding.
+
+    Args:
+        name: "bytes", or a folder or name of a tokenizer of transformers, which must be of public texts.
+
+    Attributes:
+        count: Numbers that tokens may have, with that of padding.
+
+    Raises:
+        ConfigurationError: There is no such tokenizer, or transformers is not installed.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._pretrained: Any = None
+        self.count = 256 + 2
+        if name == BYTES:
+            return
+        try:
+            from transformers import AutoTokenizer
+
+            self._pretrained = AutoTokenizer.from_pretrained(name)
+        except ImportError as error:
+            raise ConfigurationError('A tokenizer needs transformers: pip install "transformers>=5".') from error
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"data.options.tokenizer={name} cannot be loaded ({brief(error)}): name a folder with its files, or "
+                "bytes."
+            ) from error
+        self.count = len(self._pretrained) + 1
+
+    def rows(self, texts: Iterable[str], length: int) -> NDArray[np.int32]:
+        """Encode texts, each cut at or padded to a length: a text is one row, and none is joined to another.
+
+        Args:
+            texts: The texts.
+            length: Tokens of a row.
+
+        Returns:
+            (N, length).
+        """
+        rows = np.zeros((0, length), np.int32)
+        encoded = [self.encoded(text)[:length] for text in texts]
+        if encoded:
+            rows = np.stack([np.pad(np.array(ids, np.int32) + 1, (0, length - len(ids))) for ids in encoded])
+        return rows
+
+    def encoded(self, text: str) -> list[int]:
+        """The tokenizer's own numbers of a text, from 0 on, with an end where there is one."""
+        if self._pretrained is None:
+            return [*text.encode(), 256]
+        ids: list[int] = self._pretrained(text)["input_ids"]
+        end = self._pretrained.eos_token_id
+        return ids if end is None or ids[-1:] == [end] else [*ids, end]
+
+    def text(self, row: Sequence[int]) -> str:
+        """The text of a row, up to its end.
+
+        Args:
+            row: Numbers as in `rows`.
+        """
+        ids = [number - 1 for number in row if number]
+        if self._pretrained is None:
+            return bytes(ids[: ids.index(256)] if 256 in ids else ids).decode(errors="replace")
+        text: str = self._pretrained.decode(ids, skip_special_tokens=True)
+        return text
 
 
 class BagsOfWords(InBatches):

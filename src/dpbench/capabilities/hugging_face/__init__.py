@@ -1,0 +1,1 @@
+"""Language models and the Trainer of Hugging Face."""
