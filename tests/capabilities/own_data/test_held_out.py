@@ -38,9 +38,17 @@ def test_a_user_more_moves_no_other(unit: str, tmp_path: Path) -> None:
         assert after.sampling.population == (expected if unit == "user" else 3 * expected)
 
 
+def test_users_for_choices_are_not_those_for_the_test_again(tmp_path: Path) -> None:
+    """With one hash for both parts hardly any user would be left for the smaller one."""
+    many = [f"user {number}" for number in range(2000)]
+    data = module(tmp_path, many, val_users=200)
+    held_out = len(many) - len(data.users) - len(data.test_users)  # type: ignore[arg-type]
+    assert 150 < held_out < 250
+
+
 def test_a_share_of_nobody_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="held_out=0.1 holds none of the 2 users .* another share"):
-        module(tmp_path, USERS[:2])
+        module(tmp_path, USERS[2:4])
 
 
 def test_users_are_members_with_all_their_rows(tmp_path: Path) -> None:

@@ -235,6 +235,31 @@ def test_a_trial_that_is_not_as_stated(tmp_path: Path) -> None:
     train(config, tmp_path / "as stated", [planning.PlanReader(plan.at(2.0))], show=False)
 
 
+def test_own_code_and_a_loss(tmp_path: Path) -> None:
+    """From a folder of configuration; what comes out is a loss again, although the score falls with it."""
+    (tmp_path / "conf/module").mkdir(parents=True)
+    (tmp_path / "conf/module/own.yaml").write_text(
+        "# @package _global_\nmodule:\n  _target_: own_code_of_a_tuning.Own\n"
+    )
+    (tmp_path / "own_code_of_a_tuning.py").write_text(
+        "from dpbench.modules import ImageClassifier\n\n\nclass Own(ImageClassifier):\n    pass\n"
+    )
+    words = [*WORDS, "module=own", "--config-dir", "conf", "--score", "loss", "--score-bound", "5"]
+    out, _ = dpbench(tmp_path, "tune", *[word for word in words if word != "logger=none"])
+    facts = json.loads((tmp_path / "tuned/tuning.json").read_text())
+    if facts["chosen"] is None:  # Poisson may draw no trial
+        assert "No trial came out" in out
+        return
+    assert "(1 - loss/5, with noise)" in out
+    record = json.loads((tmp_path / "tuned/result.json").read_text())
+    assert record["metrics"]["private/loss"] == pytest.approx(5 * (1 - facts["score"]))
+
+
+def test_a_refused_command_leaves_no_folder(tmp_path: Path) -> None:
+    dpbench(tmp_path, "tune", *TINY[:3], "optimizer.lr=1,2", "--out", "none", status=1)
+    assert not (tmp_path / "none").exists()
+
+
 def test_data_are_loaded_once() -> None:
     """For trials that differ in their batches; with other records, or a user's own batches, each loads its own."""
     words = [*TINY[:3], "strategy=dpsgd", "strategy.noise_multiplier=1.0", "trainer.max_steps=2", "optimizer.lr=1"]

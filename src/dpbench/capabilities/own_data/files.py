@@ -298,7 +298,8 @@ def held_out_users(
     if len(users) < 2:
         raise DataError(f"{where} has one user: none can be held out for a test.")
     if split == "hash":
-        chosen, remaining = parted_by_hash(map(name_bytes, users.names), share)
+        # Another hash than that of `val_users`, which would hold out the same users again.
+        chosen, remaining = parted_by_hash((b"test: " + name_bytes(name) for name in users.names), share)
     else:
         count = min(len(users) - 1, max(1, round(share * len(users))))
         chosen, remaining = parted(split, lambda: (), len(users), count)

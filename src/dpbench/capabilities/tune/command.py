@@ -6,7 +6,7 @@ import argparse
 import math
 from pathlib import Path
 
-from dpbench.cli.arguments import Answer, Commands, add_command, add_overrides, folder
+from dpbench.cli.arguments import Answer, Commands, add_command, add_config_dir, add_overrides, folder, own_code
 from dpbench.errors import ConfigurationError
 
 _SHAPES = {"poisson": math.inf, "geometric": 1.0, "logarithmic": 0.0}
@@ -14,7 +14,8 @@ _EPILOG = """\
 Choosing the best of several private runs costs privacy, too: the epsilon of one run does not cover it. Here a random
 number of trials is made, each with settings drawn from lists, and only the one with the best private score comes out.
 Epsilon covers the choice (Papernot & Steinke 2022). The number of trials stays secret: no other trial, log or time is
-kept. Options with several values are tuned: lists of any option, intervals of optimizer. and schedule. options.
+kept. Options with several values are tuned: lists of any option, optimizer.lr=0.1,0.3,1, and for optimizer. and
+schedule. options intervals, 'optimizer.lr=interval(0.1,1)' or, by logarithm, 'optimizer.lr=tag(log,interval(0.1,1))'.
 
 Each trial is scored on private records that are held out by a hash (data.split=hash with data.val_size or val_users),
 with noise, or on public ones (--validation public).
@@ -35,7 +36,8 @@ def add_parser(commands: Commands) -> None:
         "Train the best of several settings, within one ε.",
         _tune,
         epilog=_EPILOG,
-        usage="dpbench tune KEY=VALUE,VALUE [KEY=VALUE ...] [--epsilon E] [--delta D] [--trials MEAN] [--out FOLDER]",
+        usage="dpbench tune KEY=VALUE,VALUE [KEY=VALUE ...] [--epsilon E] [--delta D] [--trials MEAN] [--out FOLDER] "
+        "[--config-dir FOLDER]",
     )
     add = parser.add_argument
     add_overrides(parser, "settings of a trial, as for dpbench train; those with several values are tuned")
@@ -69,6 +71,7 @@ def add_parser(commands: Commands) -> None:
         metavar="FOLDER",
         help="folder of the result, in which a stopped tuning goes on (default: tuned)",
     )
+    add_config_dir(parser)
 
 
 def _tune(options: argparse.Namespace) -> Answer:
@@ -91,5 +94,7 @@ def _tune(options: argparse.Namespace) -> Answer:
         score=options.score,
         score_bound=options.score_bound,
         is_public=options.validation == "public",
+        config_dir=None if options.config_dir is None else str(options.config_dir.resolve()),
     )
-    return Answer(tune(request, options.out))
+    with own_code(options, options.out):
+        return Answer(tune(request, options.out))

@@ -53,6 +53,7 @@ class Request:
         score: Name of the score.
         score_bound: Loss at which the score is 0.
         is_public: True if the score is measured on public records.
+        config_dir: Folder of further configuration, with classes next to it; None: there is none.
     """
 
     words: tuple[str, ...]
@@ -64,6 +65,7 @@ class Request:
     score: str
     score_bound: float | None
     is_public: bool
+    config_dir: str | None = None
 
     def __post_init__(self) -> None:
         check_delta(self.delta)

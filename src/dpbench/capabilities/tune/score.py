@@ -80,6 +80,6 @@ def check_score(module: pl.LightningModule, name: str, bound: float | None) -> N
     metrics = [metric for metric, size in sizes.items() if size == 1 and metric != LOSS]
     if name not in metrics:
         raise ConfigurationError(
-            f"{type(module).__name__} has no metric {name!r} of a record; it has {', '.join(metrics) or 'none'}: "
-            "choose --score, or --score loss --score-bound 5."
+            f"{type(module).__name__} has no metric {name!r} of a record; it has {', '.join(metrics) or 'none'}: take "
+            "--score loss --score-bound 5, say, or give the module such a metric (record_metrics)."
         )

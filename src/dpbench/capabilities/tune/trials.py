@@ -132,7 +132,13 @@ def tuning_alone(folder: Path) -> Iterator[None]:
     except BlockingIOError:
         raise ConfigurationError(f"another process is tuning in {folder}: choose another --out.") from None
     with lock:
-        yield
+        try:
+            yield
+        finally:
+            if not records_a_run(RunFolder(folder).ledger) and not (folder / HIDDEN).exists():
+                RunFolder(folder).lock.unlink(missing_ok=True)
+                with suppress(OSError):  # it holds other files
+                    folder.rmdir()  # of a command that was refused
 
 
 def best_trial(

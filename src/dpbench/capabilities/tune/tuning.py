@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -66,7 +66,9 @@ def tune(request: Request, folder: Path) -> str:
 
 def _tune(request: Request, folder: Path) -> dict[str, Any]:
     """Run the trials that are missing, and write the result."""
-    space = read_space(request.words, planning.swept_by)
+    flags = () if request.config_dir is None else (f"--config-dir={request.config_dir}",)
+    space = read_space(request.words, lambda words: planning.swept_by([*flags, *words]))
+    space = replace(space, words=(*flags, *space.words))
     config = planning.compose([*space.words, *space.draw(np.random.default_rng(0)), f"{_NOISE}1.0"])
     data = _data_of(config, request)
     loaded = LoadedData(config["data"], data)

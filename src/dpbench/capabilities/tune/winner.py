@@ -51,7 +51,8 @@ def publish(folder: Path, request: Mapping[str, Any], best: BestOfTrials, winner
             torch.save({**kept, "callbacks": {STATE_KEY: state}, "loops": loops}, file)
         write_atomically(target.config, trained.config.read_text(encoding="utf-8"))
         metrics = {name: value for name, value in record["metrics"].items() if name.startswith(_TEST)}
-        metrics[f"private/{best.score}"] = winner.score
+        bound = request["score_bound"]
+        metrics[f"private/{best.score}"] = winner.score if bound is None else bound * (1 - winner.score)
         write_result(Run(target, record["config"]), metrics, record["steps"], 0.0, 0.0)
         facts |= {"chosen": list(winner.trial.words), "score": winner.score}
     write_json(folder / TUNING, facts)

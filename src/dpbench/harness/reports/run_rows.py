@@ -160,8 +160,9 @@ def row_of(folder: RunFolder, curves: bool = False) -> RunRow:
         metrics[f"privacy/epsilon_{name}"] = math.inf if value is None and privacy.get("unit") is None else value
     if "audit" in privacy:
         metrics[AUDITED] = audited_epsilon(privacy)
-    metrics["seconds"] = record["seconds"]
-    metrics[TIME] = 1000 * record["seconds"] / max(record["steps"], 1)
+    if record["seconds"]:  # a tuning keeps them secret
+        metrics["seconds"] = record["seconds"]
+        metrics[TIME] = 1000 * record["seconds"] / max(record["steps"], 1)
     metrics[STEPS] = record["steps"]
     foreign = {OWN_CODE + package: source[:8] for package, source in record.get("foreign_code", {}).items()}
     return RunRow(
