@@ -1,0 +1,1 @@
+"""`dpbench.PrivateTrainer`: Hugging Face's Trainer with private updates."""
