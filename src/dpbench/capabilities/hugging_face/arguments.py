@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -92,7 +93,7 @@ def refuse_arguments(trainer: Trainer) -> None:
     Raises:
         ConfigurationError: Names the argument.
     """
-    args = trainer.args
+    args: Any = trainer.args
     for refusal in _REFUSED:
         value = getattr(args, refusal.name, None)
         if value is not None and refusal.is_set(value):
@@ -104,6 +105,8 @@ def refuse_arguments(trainer: Trainer) -> None:
         )
     if trainer.compute_loss_func is not None:
         raise ConfigurationError(f"compute_loss_func gets the number of labels in a batch, of all records: {_LOSS}.")
+    if os.environ.get("WANDB_WATCH") in ("gradients", "all") and "wandb" in args.report_to:
+        raise ConfigurationError("WANDB_WATCH has wandb log gradients of records: unset it.")
     if args.push_to_hub and args.hub_strategy != "end":
         raise ConfigurationError(
             f"hub_strategy={args.hub_strategy.value} uploads files of an unfinished training, among them keys of its "
@@ -116,7 +119,7 @@ def refuse_arguments(trainer: Trainer) -> None:
 
 def _refuse_choices_by_training_records(trainer: Trainer) -> None:
     """Refuse a metric that decides, where records that it is computed of are trained on."""
-    args = trainer.args
+    args: Any = trainer.args
     schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
     if args.metric_for_best_model is None and schedule not in _FOLLOWERS:
         return

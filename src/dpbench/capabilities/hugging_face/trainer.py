@@ -23,6 +23,7 @@ from dpbench.capabilities.hugging_face.model_losses import is_causal, loss_of
 from dpbench.data.loader import PrivateDataLoader
 from dpbench.errors import ConfigurationError
 from dpbench.guards.earlier_fits import ledger_in
+from dpbench.guards.lots import require_lot_loader
 from dpbench.privacy.budget import TrainingLength
 from dpbench.records.source import require_hook
 
@@ -59,6 +60,10 @@ class PrivateTrainer(Trainer):
         >>> trainer.train()  # doctest: +SKIP
     """
 
+    model: Any
+    optimizer: Any
+    args: Any
+
     def __init__(
         self,
         *args: Any,
@@ -69,7 +74,8 @@ class PrivateTrainer(Trainer):
         super().__init__(*args, **options)
         require_private(strategy)
         self.strategy = strategy
-        self._loss = loss_of(self.model) if loss is None else loss
+        self._has_own_loss = loss is not None
+        self._loss = loss or loss_of(self.model)
         self._steps: PrivateSteps | None = None
         self._state: dict[str, Any] | None = None
         self._refuse()
@@ -86,12 +92,17 @@ class PrivateTrainer(Trainer):
         """Refuse arguments and overridden methods, without a look at a record."""
         refuse_arguments(self)
         own = type(self)
-        has_own_loss = own.compute_loss is not Trainer.compute_loss and self._loss.__module__ == loss_of.__module__
-        if has_own_loss or own.training_step is not PrivateTrainer.training_step:
-            raise ConfigurationError(
-                f"{own.__name__} overrides {'compute_loss' if has_own_loss else 'training_step'}, which private "
-                "training does not call: pass loss=, a function of the model and a batch."
-            )
+        overrides = {
+            "training_step": own.training_step is not PrivateTrainer.training_step,
+            "compute_loss": own.compute_loss is not Trainer.compute_loss
+            and not self._has_own_loss,  # else it evaluates
+        }
+        for name, is_overridden in overrides.items():
+            if is_overridden:
+                raise ConfigurationError(
+                    f"{own.__name__} overrides {name}, which private training does not call: pass loss=, a function of "
+                    "the model and a batch that returns the mean of its records' losses."
+                )
         for tokenizer in (self.processing_class, getattr(self.data_collator, "tokenizer", None)):
             if getattr(tokenizer, "padding_side", "right") == "left" and is_causal(self.model):
                 raise ConfigurationError(
@@ -116,7 +127,7 @@ class PrivateTrainer(Trainer):
         self._state = None
         folder: Any = resume_from_checkpoint or None
         if folder is True:
-            folder = get_last_checkpoint(self.args.output_dir)
+            folder = get_last_checkpoint(self.args.output_dir)  # type: ignore[no-untyped-call]
         if folder is None:
             refuse_second_training(self.strategy)
         else:
@@ -169,15 +180,21 @@ class PrivateTrainer(Trainer):
         Returns:
             Zero, in the place of the loss.
         """
-        require_hook(self._steps is not None)
         model.train()
         self.optimizer.train()
-        self._steps.release(inputs)
+        self.steps.release(inputs)
         return torch.zeros((), device=self.args.device)
+
+    @property
+    def steps(self) -> PrivateSteps:
+        """The private steps of the training that runs."""
+        require_hook(self._steps is not None)
+        assert self._steps is not None
+        return self._steps
 
     def begin(self) -> None:
         """Begin the private steps; everything can still be refused."""
-        require_hook(self._steps is not None)
+        steps = self.steps
         state = self.state
         if state.global_step >= state.max_steps:
             raise ConfigurationError(
@@ -185,26 +202,27 @@ class PrivateTrainer(Trainer):
             )
         strategy = self.strategy
         resumes = self._state is not None
-        if resumes:
+        if self._state is not None:
             strategy.load_state_dict(self._state)
-        budget = self._steps.session.releases.budget
+        budget = steps.session.releases.budget
         ledger = strategy.ledger_path
         if ledger is None:
             seal = budget.seal if resumes else None
             ledger = ledger_in(Path(self.args.output_dir), budget.path, resumes, seal)
-            self._steps.training.inform(f"The ledger of this training is {ledger}.")
+            steps.training.inform(f"The ledger of this training is {ledger}.")
         length = TrainingLength(state.max_steps, state.global_step)
-        self._steps.begin(self.callback_handler.train_dataloader, ledger, length, resumes)
+        steps.begin(require_lot_loader(self.callback_handler.train_dataloader), ledger, length, resumes)
 
     # ------------------------------------------------------------------------------------- logs and checkpoints
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Log without values that are exact for training records; with epsilon in their place."""
-        exact = [logs.pop(name, None) for name in _EXACT]
-        if exact != [None] * len(exact):
+        steps = self._steps
+        if steps is not None:
+            exact = [name for name in _EXACT if logs.pop(name, None) is not None]
             number = self.strategy.releases
-            budget = self._steps.session.releases.budget
-            if self.strategy.private and budget.is_worth_logging(number, number - self.state.logging_steps):
+            is_due = steps.session.releases.budget.is_worth_logging(number, number - self.state.logging_steps)
+            if self.strategy.private and exact and (is_due or "train_loss" in exact):
                 logs["epsilon"] = self.strategy.epsilon()
         super().log(logs, start_time)
 
@@ -236,16 +254,16 @@ class _Steps(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """End a batch after its update."""
-        self._trainer._steps.close()
+        self._trainer.steps.close()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Stop before the step that would exceed the budget."""
-        state.epoch = state.global_step / len(self._trainer.callback_handler.train_dataloader)  # also resumed within it
-        control.should_training_stop |= self._trainer._steps.is_over
+        state.epoch = state.global_step / len(self._trainer.steps.session.loader)  # also of an epoch that is resumed
+        control.should_training_stop |= self._trainer.steps.is_over
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the strategy's state to a checkpoint."""
-        folder = Path(args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        folder = Path(self._trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         torch.save(self._trainer.strategy.state_of_releases(), folder / STATE_FILE)
 
 
