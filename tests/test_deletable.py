@@ -73,6 +73,7 @@ CAPABILITIES = {
     ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
     "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
+    "hugging_face": Capability(r"hugging_face|PrivateTrainer", ("tests/capabilities/hugging_face",)),
     "synthesis": Capability(
         r"capabilities\.synthesis\b|dpbench sample|dpbench evaluate",
         (
