@@ -109,6 +109,15 @@ def unlabeled(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     return batch
 
 
+class SeededCollator:
+    """As DataCollatorForLanguageModeling(tokenizer, seed=0)."""
+
+    seed = 0
+
+    def __call__(self, items: list[Any]) -> Any:
+        raise AssertionError("a record was read")
+
+
 LEFT = SimpleNamespace(padding_side="left", pad_token_id=0)
 OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "strategy": ({"strategy": NonPrivate()}, "not a private strategy"),
@@ -117,6 +126,7 @@ OTHERS: dict[str, tuple[dict[str, Any], str]] = {
     "function": ({"parts": {"compute_loss_func": lambda *_, **__: None}}, "compute_loss_func"),
     "stream": ({"parts": {"train_dataset": Stream()}}, "not a map-style data set"),
     "left": ({"parts": {"processing_class": LEFT}}, 'padding_side = "right"'),
+    "masks": ({"parts": {"data_collator": SeededCollator()}}, "draws masks by a known seed"),
     "model": ({"model": GPT2DoubleHeadsModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=20))}, "pass loss="),
 }
 

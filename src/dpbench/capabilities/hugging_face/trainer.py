@@ -103,6 +103,11 @@ class PrivateTrainer(Trainer):
                     f"{own.__name__} overrides {name}, which private training does not call: pass loss=, a function of "
                     "the model and a batch that returns the mean of its records' losses."
                 )
+        if getattr(self.data_collator, "seed", None) is not None:
+            raise ConfigurationError(
+                f"{type(self.data_collator).__name__}(seed=...) draws masks by a known seed, so that a record changes "
+                "the masks of others: leave seed out (the strategy's seed= repeats a training)."
+            )
         for tokenizer in (self.processing_class, getattr(self.data_collator, "tokenizer", None)):
             if getattr(tokenizer, "padding_side", "right") == "left" and is_causal(self.model):
                 raise ConfigurationError(
