@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 from torch.utils.data import IterableDataset, Subset
 from transformers import GPT2Config, GPT2DoubleHeadsModel, TrainingArguments
+from transformers.training_args import OptimizerNames
 
 from dpbench import NonPrivate, PrivateTrainer
 from dpbench.capabilities.hugging_face.arguments import refuse_arguments
@@ -67,8 +68,8 @@ def changed(**options: Any) -> SimpleNamespace:
         ("use_liger_kernel", True),
         ("enable_jit_checkpoint", True),
         ("group_by_length", True),
-        ("optim", "adalomo"),
-        ("optim", "galore_adamw_layerwise"),
+        ("optim", OptimizerNames.ADALOMO),
+        ("optim", OptimizerNames.GALORE_ADAMW_LAYERWISE),
     ],
 )
 def test_arguments_of_other_machines_are_refused_by_name(name: str, value: Any) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 from transformers import Trainer
 
@@ -16,72 +15,38 @@ _MEMORY = (
     "memory"
 )
 _LOSS = "pass loss=, a function of the model and a batch that returns the mean of its records' losses"
-_OWN_UPDATES = ("lomo", "layerwise")
-"""Parts of the names of optimizers that update within the backward pass."""
-_FOLLOWERS = ("reduce_lr_on_plateau", "greedy")
-"""Learning rate schedules that follow a metric."""
-
-
-class _Refusal(NamedTuple):
-    """An argument that is refused.
-
-    Attributes:
-        name: Name of the argument.
-        is_set: Function that tells whether its value is refused.
-        reason: Reason and remedy.
-    """
-
-    name: str
-    is_set: Callable[[Any], bool]
-    reason: str
-
-
-def _is_more_than_one(value: Any) -> bool:
-    return int(value) > 1
-
-
-_REFUSED = (
-    _Refusal("gradient_accumulation_steps", _is_more_than_one, f"updates by several batches: {_MEMORY}"),
-    _Refusal("auto_find_batch_size", bool, f"follows the memory that records take: {_MEMORY}"),
-    _Refusal("fp16", bool, "scales the loss, so that clipping is wrong: use bf16=True"),
-    _Refusal(
-        "train_sampling_strategy",
-        lambda value: value != "random",
-        'changes how batches are drawn, and epsilon holds for Poisson sampling: leave it at "random"',
-    ),
-    _Refusal("group_by_length", bool, "draws batches by the lengths of records: leave it out"),
-    _Refusal("label_smoothing_factor", bool, f"averages over the labels of all records: {_LOSS}"),
-    _Refusal(
-        "neftune_noise_alpha",
-        bool,
-        "scales by the longest record of a batch, so that records are not apart: leave it out",
-    ),
-    _Refusal("use_liger_kernel", bool, "replaces layers by kernels without per-record gradients: leave it out"),
-    _Refusal("torch_compile", bool, "hides the layers from the engine: leave it out"),
-    _Refusal("world_size", _is_more_than_one, "several processes: train in one, or with a Lightning Trainer"),
-    _Refusal("n_gpu", _is_more_than_one, "splits a batch among GPUs: set CUDA_VISIBLE_DEVICES=0"),
-    _Refusal("deepspeed", bool, "shards the model: train in one process, or with a Lightning Trainer"),
-    _Refusal("fsdp", bool, "shards the model: train in one process, or with a Lightning Trainer"),
-    _Refusal("parallelism_config", bool, "shards the model: train in one process, or with a Lightning Trainer"),
-    _Refusal("load_best_model_at_end", bool, "chooses weights by a metric that no epsilon covers: choose in advance"),
-    _Refusal("enable_jit_checkpoint", bool, "saves between a release and its update: leave it out, and set save_steps"),
-    _Refusal(
-        "include_num_input_tokens_seen",
-        lambda value: value not in ("no", False),
-        "logs the sizes of batches, which are private: leave it out",
-    ),
-    _Refusal(
-        "skip_memory_metrics",
-        lambda value: not value,
-        "logs the memory of batches, whose sizes are private: leave it at True",
-    ),
-    _Refusal("debug", bool, "prints activations of records: leave it out"),
-    _Refusal(
-        "optim",
-        lambda value: any(part in str(getattr(value, "value", value)) for part in _OWN_UPDATES),
-        "updates weights before gradients are released: use adamw_torch, say",
-    ),
-)
+_ONE_PROCESS = "shards the model or its batches: train in one process, or with a Lightning Trainer"
+_REFUSED = {
+    "gradient_accumulation_steps": f"updates by several batches: {_MEMORY}",
+    "auto_find_batch_size": f"follows the memory that records take: {_MEMORY}",
+    "fp16": "scales the loss, so that clipping is wrong: use bf16=True",
+    "train_sampling_strategy": "draws batches otherwise than epsilon is computed for, Poisson sampling: leave it out",
+    "group_by_length": "draws batches by the lengths of records: leave it out",
+    "label_smoothing_factor": f"averages over the labels of all records: {_LOSS}",
+    "neftune_noise_alpha": "adds noise that depends on the longest record of a batch: leave it out",
+    "use_liger_kernel": "replaces layers by kernels without per-record gradients: leave it out",
+    "torch_compile": "hides the layers from the engine: leave it out",
+    "world_size": _ONE_PROCESS,
+    "deepspeed": _ONE_PROCESS,
+    "fsdp": _ONE_PROCESS,
+    "parallelism_config": _ONE_PROCESS,
+    "n_gpu": "splits batches among GPUs: set CUDA_VISIBLE_DEVICES=0",
+    "load_best_model_at_end": "chooses weights by a metric that no epsilon covers: choose in advance",
+    "enable_jit_checkpoint": "saves between a release and its update: leave it out, and set save_steps",
+    "include_num_input_tokens_seen": "logs the sizes of batches, which are private: leave it out",
+    "skip_memory_metrics": "logs the memory of batches, whose sizes are private: leave it at True",
+    "debug": "prints activations of records: leave it out",
+}
+"""Name of an argument → reason and remedy where it is set."""
+_ALLOWED: dict[str, tuple[Any, ...]] = {
+    "gradient_accumulation_steps": (1,),
+    "world_size": (1,),
+    "n_gpu": (0, 1),
+    "train_sampling_strategy": ("random",),
+    "include_num_input_tokens_seen": ("no", False),
+    "skip_memory_metrics": (True,),
+}
+"""Values that count as not set, where these are not the empty ones."""
 
 
 def refuse_arguments(trainer: Trainer) -> None:
@@ -94,10 +59,14 @@ def refuse_arguments(trainer: Trainer) -> None:
         ConfigurationError: Names the argument.
     """
     args: Any = trainer.args
-    for refusal in _REFUSED:
-        value = getattr(args, refusal.name, None)
-        if value is not None and refusal.is_set(value):
-            raise ConfigurationError(f"{refusal.name}={getattr(value, 'value', value)!s} {refusal.reason}.")
+    for name, reason in _REFUSED.items():
+        value = getattr(args, name, None)
+        if value is not None and (value not in _ALLOWED[name] if name in _ALLOWED else value):
+            raise ConfigurationError(f"{name}={value} {reason}.")
+    if "lomo" in args.optim or "layerwise" in args.optim:
+        raise ConfigurationError(
+            f"optim={args.optim.value} updates weights before gradients are released: use adamw_torch, say."
+        )
     if trainer.accelerator.mixed_precision not in ("no", "bf16"):
         raise ConfigurationError(
             f"mixed precision {trainer.accelerator.mixed_precision} scales the loss, so that clipping is wrong: use "
@@ -120,8 +89,7 @@ def refuse_arguments(trainer: Trainer) -> None:
 def _refuse_choices_by_training_records(trainer: Trainer) -> None:
     """Refuse a metric that decides, where records that it is computed of are trained on."""
     args: Any = trainer.args
-    schedule = getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type)
-    if args.metric_for_best_model is None and schedule not in _FOLLOWERS:
+    if args.metric_for_best_model is None and args.lr_scheduler_type not in ("reduce_lr_on_plateau", "greedy"):
         return
     held_out = trainer.eval_dataset
     for dataset in held_out.values() if isinstance(held_out, dict) else [held_out]:
