@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -160,3 +162,9 @@ def test_a_metric_of_held_out_records_may_decide(tmp_path: Path) -> None:
     records = texts(20)
     parts = {"train_dataset": Subset(records, range(12)), "eval_dataset": Subset(records, range(12, 20))}
     trainer_of(tmp_path, parts=parts, metric_for_best_model="loss", eval_strategy="steps").train()
+
+
+def test_without_transformers_it_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigurationError, match=r"dpbench-lightning\[hf\]"):
+        importlib.reload(importlib.import_module("dpbench.capabilities.hugging_face"))
