@@ -139,6 +139,16 @@ def test_models_with_a_loss_of_each_record_train_by_the_engine(name: str, tmp_pa
     assert trainer.strategy._source.method == "engine"  # type: ignore[attr-defined]
 
 
+def padded_in_front(items: list[dict[str, Any]]) -> dict[str, Tensor]:
+    return {name: values.flip(1) for name, values in collate(items).items()}
+
+
+def test_records_that_make_no_rows_of_a_batch_train_one_by_one(tmp_path: Path) -> None:
+    trainer = trainer_of(tmp_path, parts={"data_collator": padded_in_front})
+    assert trainer.train().global_step == 3
+    assert trainer.strategy._source.method == "one_by_one"  # type: ignore[attr-defined]
+
+
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated")  # peft asks for it
 def test_adapters_alone_are_trained_and_saved(tmp_path: Path) -> None:
     config = LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM")
