@@ -73,6 +73,10 @@ CAPABILITIES = {
     ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
     "graphs": Capability(r"capabilities\.graphs|\bGraphs\b", ("tests/session/test_graphs.py", "tests/gpu")),
+    "hugging_face": Capability(
+        r"hugging_face|PrivateTrainer",
+        ("conf/experiment/lm", "conf/model/bert.yaml", "conf/model/gpt2.yaml", "tests/capabilities/hugging_face"),
+    ),
     "synthesis": Capability(
         r"capabilities\.synthesis\b|dpbench sample|dpbench evaluate",
         (
@@ -116,6 +120,7 @@ CAPABILITIES = {
             "conf/table/adaptive_quantile/stackexchange_tags_tuning.yaml",
             "tests/capabilities/own_data",
         ),
+        users=("hugging_face",),
     ),
     "users": Capability(
         r"capabilities\.users|UserData|LocalTraining|\bUsers\(|records=users|digits_users|mnist_writers",
@@ -134,7 +139,7 @@ CAPABILITIES = {
             "conf/table/three_tools/figure2.yaml",
             "tests/capabilities/users",
         ),
-        users=("own_data",),
+        users=("own_data", "hugging_face"),
     ),
     "claims": Capability(r"capabilities\.claims|claims\.toml|reproduce claims", ("tests/capabilities/claims",)),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -64,3 +65,16 @@ def test_fine_tuning_on_the_command_line(photos: Path) -> None:
     assert (photos / "models" / "photos" / "model.safetensors").is_file()
     card = (photos / "models" / "photos" / "README.md").read_text(encoding="utf-8")
     assert "Only a part of it was trained: last_layer (" in card
+
+
+@pytest.mark.slow
+def test_hugging_face(tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"text {number} " * (1 + number % 3)}) for number in range(300)]
+    (tmp_path / "texts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+    code = block("hugging_face.md", "python title=train.py").replace("num_train_epochs=3", "max_steps=2")
+    process = forks.start(tmp_path, "-c", [code], {**os.environ, "WANDB_MODE": "disabled"})
+    out, err = process.communicate(HANGS)
+    assert process.returncode == 0, err
+    assert "epsilon 8.00" in out
+    assert (tmp_path / "run" / "model" / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "ledger.jsonl").is_file()

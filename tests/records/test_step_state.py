@@ -44,7 +44,7 @@ class Net(pl.LightningModule):
 
 def test_what_a_step_holds_is_put_back() -> None:
     module = Net()
-    module.helper = SimpleNamespace(count=0, found={"a": [1]})
+    module.helper = SimpleNamespace(count=0, found={"a": [1]}, kind=dict[str, int])
     module.table, module.names, module.half = np.zeros(3), {1}, torch.zeros(2).expand(2, 2)
     gradient = module.net[0].weight.grad = torch.ones(3, 6)
     version = module.seen._version

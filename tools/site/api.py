@@ -68,8 +68,8 @@ def _list_exports(app: Sphinx, what: str, name: str, thing: Any, options: Any, l
         return
     lines += ["", ".. autosummary::", "   :nosignatures:", ""]
     for export in sorted({*exports, *entry_points(group=name).names}):
-        if not export.startswith("_"):
-            member = getattr(importlib.import_module(name), export)
+        member = getattr(importlib.import_module(name), export)
+        if not export.startswith("_") and not inspect.ismodule(member):  # a module has a page of its own
             full_name = f"{member.__module__}.{member.__qualname__}"
             lines.append(f"   ~{full_name.removeprefix(name + '.')}")
     lines.append("")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, repeat
+from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -27,7 +28,7 @@ from dpbench.guards.divergence import EVERY, refuse_diverged
 from dpbench.guards.lots import require_lot_loader
 from dpbench.guards.precision import refuse_precision
 from dpbench.options import PositiveInt, checked_value
-from dpbench.privacy.budget import TrainingLength
+from dpbench.privacy.budget import ENDLESS, TrainingLength
 from dpbench.privacy.processes import ALONE
 from dpbench.records.training import Training, TrainingStep
 
@@ -71,10 +72,9 @@ class PrivateLoop:
     ) -> None:
         _refuse_other_kinds(model, strategy)
         self._strategy = strategy
-        self._steps = checked_value(PositiveInt, steps, "steps")
+        self._number = checked_value(PositiveInt, steps, "steps")
         self._loader = require_lot_loader(loader)
-        self._training = LoopTraining(model, loss, optimizer)
-        self._session = strategy.session(EVERY_TRAINING)
+        self._steps = PrivateSteps(LoopTraining(model, loss, optimizer), strategy)
 
     def epsilon(self, accountant: str | None = None) -> float:
         """Epsilon of everything released so far, at the strategy's δ and by its accountant unless another is named.
@@ -86,69 +86,130 @@ class PrivateLoop:
 
     def __iter__(self) -> Iterator[int]:
         """Train: after each release and its update, its number from 1 on."""
-        releases = self._session.releases
-        if self._strategy.has_trained:
-            raise ConfigurationError(
-                "this strategy has already trained: make a new one, with another ledger, and a new loop. Their "
-                "releases add up (dpbench account LEDGER LEDGER)."
-            )
-        try:
-            self._begin()
-            is_last = False
-            batches = chain.from_iterable(repeat(self._loader))
-            while not is_last:
-                self._one_lot(next(batches))
-                is_last = releases.num_releases == self._steps or releases.budget.exhausted
-                if is_last or releases.num_releases % EVERY == 0:
-                    refuse_diverged(self._training.module, releases)
-                yield releases.num_releases
-            if releases.num_releases < self._steps:
-                self._training.warn(
-                    f"stopped after {releases.num_releases} of {self._steps} steps: one more would cost more than the "
-                    "budget."
-                )
-        finally:
-            self._session.end()
-
-    def _begin(self) -> None:
-        """Fix the plan and open the ledger."""
-        strategy = self._strategy
-        session = self._session
-        training = self._training
-        ledger = strategy.ledger_path
+        steps = self._steps
+        ledger = self._strategy.ledger_path
         assert ledger is not None
-        session.check(training)
+        refuse_second_training(self._strategy)
+        try:
+            steps.check()
+            steps.begin(self._loader, ledger, TrainingLength(self._number))
+            batches = chain.from_iterable(repeat(self._loader))
+            while not steps.is_over:
+                steps.release(next(batches))
+                steps.training.optimizer.step()
+                steps.close()
+                yield self._strategy.releases
+        finally:
+            steps.end()
+
+
+class PrivateSteps:
+    """The private steps of a training, for code that drives them in a loop of its own.
+
+        check → begin → (release → the optimizer's step → close)* → end
+
+    Args:
+        training: The model, its loss function and its optimizer.
+        strategy: The strategy of its releases.
+
+    Attributes:
+        training: The model, its loss function and its optimizer.
+        session: The session of the training.
+        is_over: True once all steps are made, or the budget is spent.
+    """
+
+    def __init__(self, training: LoopTraining, strategy: PrivateStrategy) -> None:
+        self.training = training
+        self.session = strategy.session(EVERY_TRAINING)
+        self.is_over = False
+        self._strategy = strategy
+        self._settings: run_key.Settings | None = None
+        self._length = ENDLESS
+
+    def check(self) -> None:
+        """Refuse all that shows before a record is read; read the settings, before a checkpoint moves them on."""
+        self.session.check(self.training)
+        if self.session.releases.may_draw_again:
+            self._settings = run_key.settings_of(self.training, self._strategy)
+
+    def begin(
+        self,
+        loader: PrivateDataLoader,
+        ledger: Path,
+        length: TrainingLength,
+        resumes: bool = False,
+    ) -> None:
+        """Fix the plan and open the ledger.
+
+        Args:
+            loader: The loader that draws batches.
+            ledger: Path of the ledger.
+            length: Planned and past steps.
+            resumes: True if the strategy has the state of a checkpoint.
+        """
+        session = self.session
+        training = self.training
+        releases = session.releases
+        self._length = length
+        if not resumes:
+            releases.reset()
         key = None
         key_of = None
-        if session.releases.may_draw_again:
-            settings = run_key.settings_of(training, strategy)
-            weights = run_key.weights_digest(training.module)
-            key, key_of, _ = run_key.keys_of(training, strategy, settings, weights, self._loader)
+        settings, self._settings = self._settings, None  # which hold on to all that they were made of
+        if settings is not None:
+            releases.first_weights = releases.first_weights or run_key.weights_digest(training.module)
+            key, key_of, _ = run_key.keys_of(training, self._strategy, settings, releases.first_weights, loader)
         session.attach()
-        session.acquire(self._loader)
-        session.releases.reset()
-        before = earlier_fits.other_record(training.module, ledger, session.releases.budget.after)
+        session.acquire(loader)
+        before = earlier_fits.other_record(training.module, ledger, releases.budget.after)
         if before is not None:
             training.warn(
                 f"this model was already trained in the run recorded in {before}: its epsilon is that of both ledgers "
                 f"together (dpbench account {before} {ledger})."
             )
-        session.begin(ALONE, key, ledger, TrainingLength(self._steps), {}, key_of)
-        strategy.take_solution()
+        session.begin(ALONE, key, ledger, length, {}, key_of)
+        self._strategy.take_solution()
 
-    def _one_lot(self, batch: Any) -> None:
-        """One batch, one release, one update."""
-        session = self._session
-        training = self._training
-        batch = move_data_to_device(batch, training.device)
+    def release(self, batch: Any) -> None:
+        """Release the gradients of a batch to `p.grad`."""
+        session = self.session
+        batch = move_data_to_device(batch, self.training.device)
         session.open(batch, rank=0)
-        training.gradients(batch, session.releases.num_releases)
+        self.training.gradients(batch, session.releases.num_releases)
         session.release()
-        training.optimizer.step()
+
+    def close(self) -> None:
+        """End a batch after its update.
+
+        Raises:
+            ConfigurationError: The weights have diverged.
+        """
+        training = self.training
+        releases = self.session.releases
         for function in training.after_lot:
             function()
-        session.close()
+        self.session.close()
         self._strategy.note_unused_lot()
+        number = releases.num_releases
+        planned = self._length.total_steps
+        self.is_over = number == planned or releases.budget.exhausted
+        if self.is_over or number % EVERY == 0:
+            refuse_diverged(training.module, releases)
+        if self.is_over and number < planned:
+            training.warn(f"stopped after {number} of {planned} steps: one more would cost more than the budget.")
+
+    def end(self) -> None:
+        """Give model and batches back, also after an error."""
+        self.session.end()
+
+
+def refuse_second_training(strategy: PrivateStrategy) -> None:
+    """Raise ConfigurationError if a strategy has trained already."""
+    if strategy.has_trained:
+        raise ConfigurationError(
+            "this strategy has already trained: make a new one, with another ledger, for a new training. Their "
+            "releases add up (dpbench account LEDGER LEDGER)."
+        )
 
 
 class ModelWithLoss(nn.Module):
@@ -231,10 +292,16 @@ class LoopTraining(Training):
             self._backward(loss)
 
 
-def _refuse_other_kinds(model: object, strategy: object) -> None:
-    """Raise ConfigurationError if the model or the strategy is of a kind that a loop does not take."""
+def require_private(strategy: object) -> PrivateStrategy:
+    """The strategy, if it is one of a private training; else a ConfigurationError."""
     if not isinstance(strategy, PrivateStrategy):
         raise ConfigurationError(f"{type(strategy).__name__} is not a private strategy: pass DPSGD(...), for example.")
+    return strategy
+
+
+def _refuse_other_kinds(model: object, strategy: object) -> None:
+    """Raise ConfigurationError if the model or the strategy is of a kind that a loop does not take."""
+    strategy = require_private(strategy)
     if strategy.ledger_path is None:
         raise ConfigurationError(
             f"set the path of the ledger: {type(strategy).__name__}(..., ledger='run/ledger.jsonl'); there is no log "

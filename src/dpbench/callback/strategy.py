@@ -332,11 +332,15 @@ class PrivateStrategy(StrategyOptions, pl.Callback):
             ConfigurationError: The training ran in other processes, which alone know its releases.
         """
         earlier_fits.refuse_unknown_training(trainer, self._session.is_admitted)
+        checkpoint["callbacks"][STATE_KEY] = self.state_of_releases()
+
+    def state_of_releases(self) -> dict[str, Any]:
+        """State of a checkpoint, which `load_state_dict` takes: all releases so far, and the ledger that has them."""
         state = self._releases.state_dict()
         if isinstance(self._source, ChosenGradients):
             # The engine is tried again: it has to find out anew which rows are whose.
             state["gradients"] = "one_by_one" if self._source.next_method == "one_by_one" else None
-        checkpoint["callbacks"][STATE_KEY] = state
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the releases of the checkpoint."""

@@ -185,7 +185,7 @@ class StepState:
             return entries.values() if len(entries) <= _MOST_ENTRIES else ()
         elif isinstance(x, list | set | deque | tuple):
             return self._keep_container(x)
-        elif isinstance(x, nn.Module) or (hasattr(x, "__dict__") and not is_opaque(x)):
+        elif isinstance(x, nn.Module) or (isinstance(getattr(x, "__dict__", None), dict) and not is_opaque(x)):
             stays = self._stays(x)
             attributes = self._keep_dict(x.__dict__, stays)
             # Not what hooks hold; but a hook that the step registers would be there once for each of its runs.
