@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -92,10 +90,10 @@ class PrivateTrainer(Trainer):
         """Refuse arguments and overridden methods, without a look at a record."""
         refuse_arguments(self)
         own = type(self)
+        evaluates_only = self._has_own_loss or own.compute_loss is Trainer.compute_loss
         overrides = {
             "training_step": own.training_step is not PrivateTrainer.training_step,
-            "compute_loss": own.compute_loss is not Trainer.compute_loss
-            and not self._has_own_loss,  # else it evaluates
+            "compute_loss": not evaluates_only,
         }
         for name, is_overridden in overrides.items():
             if is_overridden:
@@ -170,17 +168,8 @@ class PrivateTrainer(Trainer):
             pin_memory=loader.pin_memory and self.args.device.type == "cuda",
         )
 
-    def get_batch_samples(
-        self,
-        epoch_iterator: Iterator[Any],
-        num_batches: int,
-        device: torch.device,
-    ) -> tuple[list[Any], None]:
-        """Batches without the number of their labels: no gradient may depend on the labels of other records."""
-        return list(islice(epoch_iterator, num_batches)), None
-
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: object = None) -> Tensor:
-        """Release the gradient of a batch.
+        """Release the gradient of a batch, which no number of labels scales.
 
         Returns:
             Zero, in the place of the loss.
