@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -158,3 +159,18 @@ def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
         CausalLM(10, positions=4, **SMALL)(TEXTS)
     with pytest.raises(ConfigurationError, match="no multiple of model.heads=3"):
         CausalLM(258, heads=3)
+
+
+def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ConfigurationError, match='A tokenizer needs transformers: pip install "dpbench-lightning'):
+        Tokenizer("gpt2")
+
+
+def test_a_network_of_which_peft_knows_no_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(network: nn.Module, config: Any) -> Any:
+        raise ValueError("Please specify `target_modules` in `peft_config`")
+
+    monkeypatch.setattr("peft.get_peft_model", unknown)
+    with pytest.raises(ConfigurationError, match="model.lora_rank=2: Please specify"):
+        CausalLM(10, lora_rank=2, **SMALL)

@@ -88,6 +88,11 @@ def _with_adapters(network: Any, rank: int) -> Any:
         raise ConfigurationError(f"model.lora_rank={rank}: {brief(error)}") from error
 
 
+def _require_multiple(width: int, heads: int) -> None:
+    if width % heads:
+        raise ConfigurationError(f"model.width={width} is no multiple of model.heads={heads}.")
+
+
 def _load(auto: Any, checkpoint: str, **options: Any) -> Any:
     try:
         return auto.from_pretrained(checkpoint, **options).train()
@@ -127,8 +132,7 @@ class CausalLM(_Pretrained):
         from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
         if checkpoint is None:
-            if width % heads:
-                raise ConfigurationError(f"model.width={width} is no multiple of model.heads={heads}.")
+            _require_multiple(width, heads)
             config = GPT2Config(
                 vocab_size=vocabulary_size - 1,
                 n_positions=positions,
@@ -190,8 +194,7 @@ class SequenceClassifier(_Pretrained):
         from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
         if checkpoint is None:
-            if width % heads:
-                raise ConfigurationError(f"model.width={width} is no multiple of model.heads={heads}.")
+            _require_multiple(width, heads)
             config = BertConfig(
                 vocab_size=vocabulary_size - 1,
                 hidden_size=width,

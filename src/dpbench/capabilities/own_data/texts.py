@@ -84,7 +84,7 @@ class Tokenizer:
 
             self._pretrained = AutoTokenizer.from_pretrained(name)
         except ImportError as error:
-            raise ConfigurationError('A tokenizer needs transformers: pip install "transformers>=5".') from error
+            raise ConfigurationError('A tokenizer needs transformers: pip install "dpbench-lightning[hf]".') from error
         except (OSError, ValueError) as error:
             raise ConfigurationError(
                 f"data.options.tokenizer={name} cannot be loaded ({brief(error)}): name a folder with its files, or "
