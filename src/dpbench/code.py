@@ -37,12 +37,12 @@ def _rooms(*groups: str) -> set[str]:
 
 
 COMPUTING = (
-    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "names.py", "optimizers.py",
-    "options.py",
+    "__init__.py", "canonical.py", "code.py", "errors.py", "files.py", "locks.py", "losses.py", "names.py",
+    "optimizers.py", "options.py",
     "callback", "data", "guards", "models", "modules", "privacy", "records", "session", "strategies",
     "harness/__init__.py", "harness/run", "harness/runs", "capabilities/__init__.py",
     *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.moved", "dpbench.noises"),
-    *_rooms("dpbench.records", "dpbench.user_data"),
+    *_rooms("dpbench.records", "dpbench.user_data"), *(_rooms("dpbench") - {"harness/reports"}),
 )  # fmt: skip
 """Rooms that compute inside a run, and import nothing of the rest: all that may change a result is hashed."""
 READING = (
