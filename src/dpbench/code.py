@@ -42,7 +42,7 @@ COMPUTING = (
     "callback", "data", "guards", "models", "modules", "privacy", "records", "session", "strategies",
     "harness/__init__.py", "harness/run", "harness/runs", "capabilities/__init__.py",
     *_rooms("dpbench.executors", "dpbench.features", "dpbench.images", "dpbench.moved", "dpbench.noises"),
-    *_rooms("dpbench.records", "dpbench.user_data"), *(_rooms("dpbench") - {"harness/reports"}),
+    *_rooms("dpbench.records", "dpbench.user_data"), *(_rooms("dpbench") - {"harness/reports", "losses"}),
 )  # fmt: skip
 """Rooms that compute inside a run, and import nothing of the rest: all that may change a result is hashed."""
 READING = (
