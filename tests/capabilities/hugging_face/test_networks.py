@@ -16,7 +16,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from transformers import GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import GPT2Config, GPT2ForSequenceClassification, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from dpbench.canonical import Canonical
 from dpbench.capabilities.hugging_face.networks import CausalLM, SequenceClassifier
@@ -147,6 +147,15 @@ def test_a_classifier_of_texts(tmp_path: Path) -> None:
     dpbench(tmp_path, "export", "run", "--out", "model")
     assert (tmp_path / "model/transformers/model.safetensors").exists()
     SequenceClassifier(258, 2, str(tmp_path / "model/transformers"))
+
+
+def test_a_classifier_that_reads_a_texts_end(tmp_path: Path) -> None:
+    """GPT-2's finds it by its padding token, and so do the padded rows of ours."""
+    config = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=12, pad_token_id=11, num_labels=3)
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    network = SequenceClassifier(12, 3, str(tmp_path)).eval()
+    torch.testing.assert_close(network(TEXTS[1:3]), network(TEXTS[1:3, :3]))
+    torch.testing.assert_close(network(TEXTS)[1:2], network(TEXTS[1:2, :2]))
 
 
 def test_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:

@@ -264,6 +264,9 @@ def test_a_checkpoint_of_another_trainer_is_no_past(tmp_path: Path) -> None:
     (tmp_path / "checkpoint-2").mkdir()
     with pytest.raises(ConfigurationError, match=r"has no private_strategy\.pt"):
         trainer_of(tmp_path).train(resume_from_checkpoint=True)
+    (tmp_path / "checkpoint-2/private_strategy.pt").write_bytes(b"torn")
+    with pytest.raises(ConfigurationError, match=r"private_strategy\.pt is damaged .* an earlier checkpoint"):
+        trainer_of(tmp_path).train(resume_from_checkpoint=True)
 
 
 def test_a_second_run_in_a_folder_has_a_ledger_of_its_own(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Network:
         weights: Parameters and buffers by name, without those of the training.
         config: Configuration of the run.
         checkpoint: The checkpoint as saved.
-        more: Function that writes the network into a folder in another library's format, too; None: there is none.
+        export_to: Function that writes the network into a folder in another library's format, too; None: there is none.
         described: Preparation of inputs and names of classes, as the data module describes them.
     """
 
@@ -42,7 +42,7 @@ class Network:
     weights: Mapping[str, Tensor]
     config: dict[str, Any]
     checkpoint: dict[str, Any]
-    more: Callable[[Path], None] | None = None
+    export_to: Callable[[Path], None] | None = None
     described: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -86,7 +86,7 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
         weights=_weights(network),
         config=config,
         checkpoint=trained.checkpoint,
-        more=getattr(network, "export_to", None),
+        export_to=getattr(network, "export_to", None),
         described=trained.inputs,
     )
 

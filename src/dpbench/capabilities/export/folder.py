@@ -81,8 +81,8 @@ def export(run: Path, out: Path, insecure: bool = False, trust: bool = False) ->
     with new_contents(out) as new:
         # Not save_file, whose files others may not read.
         (new / WEIGHTS).write_bytes(save(dict(network.weights), {"format": "pt"}))
-        if network.more is not None:
-            network.more(new)
+        if network.export_to is not None:
+            network.export_to(new)
         _write_json(new / BUILD, build_file(network))
         _write_json(new / FACTS, facts)
         (new / "README.md").write_text(_card(network, facts), encoding="utf-8")

@@ -40,7 +40,7 @@ def loss_of(model: nn.Module) -> Loss:
     if is_translator:
         return translation
     raise ConfigurationError(
-        f"the loss of each record of a {name} is unknown: pass loss=, a function of the model and a batch that returns "
+        f"the loss of each record of {name} is unknown: pass loss=, a function of the model and a batch that returns "
         "the mean of its records' losses (dpbench.losses has those of labels that are classes)."
     )
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpbench.errors import ConfigurationError, brief
 from dpbench.options import PositiveInt
 
-_FAR = -1e4
+_PADDING_LOGIT = -1e4
 """Logit of padding, which no text contains."""
 Checkpoint = Annotated[str | None, Field(min_length=1), "a folder of weights, the name of such, or null"]
 
@@ -50,16 +50,17 @@ class _Pretrained(nn.Module):
             network = _with_adapters(network, lora_rank)
         self.network = network
         self._has_adapters = lora_rank is not None
-        self._longest: int | None = getattr(network.config, "max_position_embeddings", None)
+        self._positions: int | None = getattr(network.config, "max_position_embeddings", None)
+        self._padding = max(0, getattr(network.config, "pad_token_id", None) or 0)
 
     def _ids(self, tokens: Tensor) -> Tensor:
-        """The tokenizer's own numbers of tokens (N, T); padding is any."""
-        if self._longest is not None and tokens.shape[1] > self._longest:
+        """The tokenizer's own numbers of tokens (N, T); for padding the network's, by which some find a text's end."""
+        if self._positions is not None and tokens.shape[1] > self._positions:
             raise ConfigurationError(
-                f"texts of {tokens.shape[1]} tokens are longer than the model's {self._longest} positions: lower "
+                f"texts of {tokens.shape[1]} tokens are longer than the model's {self._positions} positions: lower "
                 "data.options.sequence_length."
             )
-        return (tokens - 1).clamp(min=0)
+        return torch.where(tokens == 0, self._padding, tokens - 1)
 
     def export_to(self, folder: Path) -> None:
         """Write the network into a folder as transformers reads it, its adapters alone as peft does."""
@@ -160,7 +161,7 @@ class CausalLM(_Pretrained):
         if self._takes_positions:  # with a row for each record, the engine has a rule for their embedding
             options["position_ids"] = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
         logits = self.network(input_ids=self._ids(tokens), **options).logits[..., : self._num_tokens]
-        return F.pad(logits, (1, 0), value=_FAR)
+        return F.pad(logits, (1, 0), value=_PADDING_LOGIT)
 
 
 class SequenceClassifier(_Pretrained):

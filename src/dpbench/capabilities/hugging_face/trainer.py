@@ -19,7 +19,8 @@ from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.hugging_face.arguments import refuse_arguments
 from dpbench.capabilities.hugging_face.model_losses import is_causal, loss_of
 from dpbench.data.loader import PrivateDataLoader
-from dpbench.errors import ConfigurationError
+from dpbench.errors import ConfigurationError, brief
+from dpbench.files import replacing
 from dpbench.guards.earlier_fits import ledger_in
 from dpbench.guards.lots import require_lot_loader
 from dpbench.privacy.budget import TrainingLength
@@ -258,7 +259,8 @@ class _Steps(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the strategy's state to a checkpoint."""
         folder = Path(self._trainer.args.output_dir) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        torch.save(self._trainer.strategy.state_of_releases(), folder / STATE_FILE)
+        with replacing(folder / STATE_FILE) as file:
+            torch.save(self._trainer.strategy.state_of_releases(), file)
 
 
 class _Training(LoopTraining):
@@ -296,12 +298,17 @@ def _read_state(path: Path) -> dict[str, Any]:
     """Read the strategy's state of a checkpoint.
 
     Raises:
-        ConfigurationError: There is none.
+        ConfigurationError: There is none, or it is damaged.
     """
     if not path.is_file():
         raise ConfigurationError(
             f"{path.parent} has no {path.name}: it is no checkpoint of a PrivateTrainer, or an unfinished one. Resume "
             "from an earlier one; its ledger has all releases."
         )
-    state: dict[str, Any] = torch.load(path, weights_only=True)
+    try:
+        state: dict[str, Any] = torch.load(path, weights_only=True)
+    except Exception as error:  # whatever a damaged archive makes of unpickling
+        raise ConfigurationError(
+            f"{path} is damaged ({brief(error)}): resume from an earlier checkpoint; the ledger has all releases."
+        ) from error
     return state

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -61,6 +62,20 @@ BYTES = "bytes"
 """The tokenizer that knows no vocabulary: bytes of UTF-8, and an end."""
 
 
+@cache
+def _pretrained_tokenizer(name: str) -> Any:
+    try:
+        from transformers import AutoTokenizer
+
+        return AutoTokenizer.from_pretrained(name)
+    except ImportError as error:
+        raise ConfigurationError('A tokenizer needs transformers: pip install "dpbench-lightning[hf]".') from error
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"data.options.tokenizer={name} cannot be loaded ({brief(error)}): name a folder with its files, or bytes."
+        ) from error
+
+
 class Tokenizer:
     """Token numbers of texts, from 1 on; 0 is padding.
 
@@ -79,17 +94,7 @@ class Tokenizer:
         self.count = 256 + 2
         if name == BYTES:
             return
-        try:
-            from transformers import AutoTokenizer
-
-            self._pretrained = AutoTokenizer.from_pretrained(name)
-        except ImportError as error:
-            raise ConfigurationError('A tokenizer needs transformers: pip install "dpbench-lightning[hf]".') from error
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"data.options.tokenizer={name} cannot be loaded ({brief(error)}): name a folder with its files, or "
-                "bytes."
-            ) from error
+        self._pretrained = _pretrained_tokenizer(name)
         self.count = len(self._pretrained) + 1
 
     def rows(self, texts: Iterable[str], length: int) -> NDArray[np.int32]:
