@@ -211,4 +211,5 @@ def test_a_unit_that_plain_examples_may_not_be_is_asked_about() -> None:
     sure: Any = TensorDataset(*DATA.tensors)
     sure.unit = "user"
     assert PrivateDataLoader.poisson(sure, 5).lots.sampling.unit == "user"
-    assert PrivateDataLoader.poisson(DATA, 5, unit="example").lots.sampling.unit == "example"
+    for unit in ("example", "item", "block"):
+        assert PrivateDataLoader.poisson(DATA, 5, unit=unit).lots.sampling.unit == unit

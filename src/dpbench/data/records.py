@@ -16,6 +16,10 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset
 
 from dpbench.errors import ConfigurationError
 
+ITEM = "item"
+"""Unit of a data set of which nothing else is known."""
+_ANY_ITEM = ("example", ITEM, "block")
+
 
 class Collated(Sequence[Any]):
     """Return value of a data set's `__getitems__(positions)` that indexes whole batches faster than samples.
@@ -191,7 +195,7 @@ def require_examples(dataset: Any) -> None:
 
 def ask_for_unit(dataset: Any, unit: str) -> None:
     """Warn where the ledger is to state a unit of which the data set says nothing: epsilon holds for an item of it."""
-    if unit != "example" and not hasattr(dataset, "unit"):
+    if unit not in _ANY_ITEM and not hasattr(dataset, "unit"):
         name = type(dataset).__name__
         warnings.warn(
             f"unit={unit!r} requires that each item of the {name} contains all data of one {unit}: set dataset.unit = "

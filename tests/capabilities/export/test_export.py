@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytorch_lightning as pl
 import torch
+import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from dpbench.capabilities.export._network import load_network
 from dpbench.capabilities.export.folder import build_file
@@ -24,6 +27,25 @@ from tests.support.cli import dpbench
 
 MODEL = MLP(hidden=[16], input_shape=(1, 8, 8), num_classes=10)
 FILES = {"model.safetensors", "config.json", "privacy.json", "ledger.jsonl", "README.md"}
+
+
+class Classes(pl.LightningModule):
+    """A module that is its own network, and takes an optimizer."""
+
+    def __init__(self, optimizer: Callable[..., Any]) -> None:
+        super().__init__()
+        self.line = nn.Linear(64, 10)
+        self._optimizer = optimizer
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.line(images.flatten(1))
+        return logits
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return F.cross_entropy(self(batch[0]), batch[1])
+
+    def configure_optimizers(self) -> Any:
+        return self._optimizer(self.parameters())
 
 
 @pytest.fixture
@@ -45,19 +67,44 @@ def card_of(out: Path) -> tuple[dict[str, Any], str]:
     return yaml.safe_load(front), text
 
 
+def load_as_the_card_says(out: Path, monkeypatch: pytest.MonkeyPatch) -> nn.Module:
+    snippet = card_of(out)[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {}
+    monkeypatch.chdir(out)
+    exec(snippet, names)
+    model: nn.Module = names["model"]
+    return model
+
+
 @pytest.mark.filterwarnings("ignore:unclosed file")  # in a script's three lines Python closes it
 def test_it_loads_in_three_lines(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     export(folder, "secure")
     out = folder / "model"
     assert {path.name for path in out.iterdir()} == FILES
-    snippet = card_of(out)[1].split("```python\n")[1].split("```")[0]
-    names: dict[str, Any] = {}
-    monkeypatch.chdir(out)
-    exec(snippet, names)
+    model = load_as_the_card_says(out, monkeypatch)
     state = torch.load(folder / "secure" / "checkpoints" / "last.ckpt", weights_only=False)["state_dict"]
     MODEL.load_state_dict({name.removeprefix("model."): value for name, value in state.items()})
     images = torch.ones(3, 1, 8, 8)
-    assert torch.equal(names["model"](images), MODEL.eval()(images))
+    assert torch.equal(model(images), MODEL.eval()(images))
+
+
+@pytest.mark.filterwarnings("ignore:unclosed file", "ignore:dpbench")
+def test_an_own_module_loads_without_an_optimizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine" / "module").mkdir(parents=True)
+    (tmp_path / "mine" / "module" / "classes.yaml").write_text(f"_target_: {__name__}.Classes\n")
+    words = [
+        "--config-dir=mine",
+        "data.image_size=8",
+        "model=none",
+        "module=classes",
+        "trainer.max_steps=1",
+        "logger=none",
+    ]
+    more = ["trainer.max_steps=1", "logger=none", "strategy=dpsgd", "strategy.secure=true", "hydra.run.dir=run"]
+    dpbench(tmp_path, "train", *words, *more)
+    export(tmp_path, "run")
+    model = load_as_the_card_says(tmp_path / "model", monkeypatch)
+    assert model(torch.ones(2, 1, 8, 8)).shape == (2, 10)
 
 
 def test_the_card_says_what_is_known_and_nothing_else_of_the_checkpoint_is_there(folder: Path) -> None:

@@ -64,6 +64,11 @@ def test_it_releases_the_clipped_gradients_of_each_text(tmp_path: Path) -> None:
     torch.testing.assert_close(total.double(), clipped_sum(texts()), rtol=1e-3, atol=2e-5)
 
 
+def test_the_ledger_states_the_unit_that_it_is_told(tmp_path: Path) -> None:
+    trainer_of(tmp_path, parts={"unit": "block"}, max_steps=1).train()
+    assert read_ledger(tmp_path / "ledger.jsonl").header.unit == "block"
+
+
 def test_a_neighbor_moves_the_sum_by_the_sensitivity_at_most(tmp_path: Path) -> None:
     """Also by the longest text, to whose length the others are padded."""
     records = texts()
@@ -94,7 +99,7 @@ def test_epsilon_is_that_of_a_loop_and_of_dp_accounting(tmp_path: Path) -> None:
     assert trainer.strategy.epsilon() == loop.epsilon() == pytest.approx(accountant.get_epsilon(1e-3), rel=1e-3)
     assert output.metrics["epsilon"] == loop.epsilon() and output.global_step == 6
     releases = read_ledger(tmp_path / "ledger.jsonl").releases
-    assert len(releases) == 6 and read_ledger(tmp_path / "ledger.jsonl").header.unit == "example"
+    assert len(releases) == 6 and read_ledger(tmp_path / "ledger.jsonl").header.unit == "item"
 
 
 # ------------------------------------------------------------------------------------------------- models

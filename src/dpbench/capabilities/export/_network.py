@@ -79,6 +79,8 @@ def load_network(run: RunFolder, trust: bool = False) -> Network:
     arguments = {name: value for name, value in config[group].items() if not name.startswith("_")}
     accepted = options_of(class_of(config[group], group))
     arguments |= {name: value for name, value in trained.model_options.items() if name in accepted}
+    if "optimizer" in accepted:
+        arguments["optimizer"] = None  # of the training
     return Network(
         target=str(config[group]["_target_"]),
         arguments=arguments,

@@ -19,6 +19,7 @@ from dpbench.callback.strategy import PrivateStrategy
 from dpbench.capabilities.hugging_face.arguments import refuse_arguments
 from dpbench.capabilities.hugging_face.model_losses import is_causal, loss_of
 from dpbench.data.loader import PrivateDataLoader
+from dpbench.data.records import ITEM
 from dpbench.errors import ConfigurationError, brief
 from dpbench.files import replacing
 from dpbench.guards.earlier_fits import ledger_in
@@ -39,14 +40,16 @@ class PrivateTrainer(Trainer):
     sampling with `per_device_train_batch_size` as the expected size. The training loss, which is private, is not
     logged; `epsilon` is.
 
-    Guarantee: that of the strategy, for all updates together. The unit is an item of `train_dataset`: a text, or a
-    block if texts were concatenated and cut.
+    Guarantee: that of the strategy, for all updates together. The unit is an item of `train_dataset`.
 
     Args:
         *args: Arguments of the Trainer.
         strategy: A new strategy. Without `ledger=`, the ledger is in the folder `output_dir`.
         loss: Function of the model and a batch that returns the mean of its records' losses. None: by the model's
             class, for causal, masked and sequence-to-sequence language models and for classifiers.
+        unit: Word of the ledger for an item of `train_dataset`, such as "text", or "block" where texts were
+            concatenated and cut: a text that is spread over several blocks is protected less. None: its attribute
+            `unit`, or "item".
         **options: Arguments of the Trainer.
 
     Raises:
@@ -68,11 +71,13 @@ class PrivateTrainer(Trainer):
         *args: Any,
         strategy: PrivateStrategy,
         loss: Loss | None = None,
+        unit: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
         require_private(strategy)
         self.strategy = strategy
+        self._unit = unit
         self._has_own_loss = loss is not None
         self._loss = loss or loss_of(self.model)
         self._steps: PrivateSteps | None = None
@@ -164,6 +169,7 @@ class PrivateTrainer(Trainer):
             loader.dataset,
             self.args.train_batch_size,
             self.strategy.seed,
+            self._unit or getattr(loader.dataset, "unit", ITEM),
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory and self.args.device.type == "cuda",
