@@ -75,10 +75,10 @@ class InsertedTexts(Inserted):
     samples: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 100
 
 
-Options = TypeVar("Options", bound=Inserted)
+OptionsT = TypeVar("OptionsT", bound=Inserted)
 
 
-def inserted_of(options: Options | Mapping[str, Any] | None, cls: type[Options]) -> Options:
+def inserted_of(options: OptionsT | Mapping[str, Any] | None, cls: type[OptionsT]) -> OptionsT:
     """Read the option `inserted` of a data module: an object, or a mapping from the command line; None inserts nothing.
 
     Args:
