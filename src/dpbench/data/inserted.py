@@ -78,7 +78,7 @@ class InsertedTexts(Inserted):
 OptionsT = TypeVar("OptionsT", bound=Inserted)
 
 
-def inserted_of(options: OptionsT | Mapping[str, Any] | None, cls: type[OptionsT]) -> OptionsT:
+def inserted_of(options: Inserted | Mapping[str, Any] | None, cls: type[OptionsT]) -> OptionsT:
     """Read the option `inserted` of a data module: an object, or a mapping from the command line; None inserts nothing.
 
     Args:
@@ -88,8 +88,8 @@ def inserted_of(options: OptionsT | Mapping[str, Any] | None, cls: type[OptionsT
     Raises:
         ConfigurationError: There is no such option, or its value is out of range.
     """
-    if isinstance(options, cls):
-        return options
+    if isinstance(options, Inserted):
+        options = vars(options)
     return cls(**check_options(cls, options or {}, "data.inserted"))
 
 
