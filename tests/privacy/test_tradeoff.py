@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import norm
+from scipy.stats import binom, norm
 
 from dpbench.errors import ConfigurationError
-from dpbench.privacy.accounting.tradeoff import curve_accountant, reconstruction_bound, trade_off
+from dpbench.privacy.accounting.tradeoff import curve_accountant, membership_bound, reconstruction_bound, trade_off
 from dpbench.privacy.events import Event, SumQuery
 from dpbench.privacy.sampling import (
     FixedSizeSampling,
@@ -114,3 +117,41 @@ def test_no_choice_is_no_reconstruction() -> None:
     for candidates, copies in ((1, 1), (10, 0)):
         with pytest.raises(ConfigurationError, match="at least 2 candidates"):
             reconstruction_bound(trade_off({}), candidates, copies)
+
+
+@pytest.mark.parametrize(("copies", "rate"), [(3, 1.0), (4, 0.1)])
+def test_a_group_of_records(copies: int, rate: float) -> None:
+    """By quadrature: N(0, z²) against its mixture with shifts by binomial numbers (Ganesh 2024)."""
+    z = 2.0
+    release = event(z, PoissonSampling(1000, rate))
+    curve = trade_off({release: 1}, copies=copies)
+    x = np.linspace(-15, 25, 400_001)
+    absent = norm.pdf(x, 0, z)
+    present = sum(binom.pmf(i, copies, rate) * norm.pdf(x, i, z) for i in range(copies + 1))
+    step = x[1] - x[0]
+    alpha = np.cumsum(absent[::-1])[::-1] * step  # the likelihood ratio increases with x
+    power = np.cumsum(present[::-1])[::-1] * step
+    rates = np.array([1e-4, 0.01, 0.1, 0.5])
+    exact = np.interp(rates, alpha[::-1], power[::-1])
+    bound = curve.max_true_positive_rate(rates)
+    assert (bound >= exact - 1e-6).all()
+    composed = trade_off({release: 1}).max_true_positive_rate(rates, copies)
+    if rate == 1:
+        np.testing.assert_allclose(bound, exact, rtol=0.01)
+        np.testing.assert_allclose(composed, exact, rtol=0.01)
+    else:
+        assert (bound < composed).all()
+
+
+@pytest.mark.parametrize(
+    ("sampling", "copies", "group"),
+    [
+        (PoissonSampling(1000, 0.05), 1, 1),
+        (PoissonSampling(1000, 0.05), 3, 3),
+        (PoissonSampling(1000, 0.05), 101, 1),  # would take long
+        (TruncatedPoissonSampling(1000, 0.05, 60), 3, 1),
+    ],
+)
+def test_for_how_many_records_a_bound_is(sampling: Sampling, copies: int, group: int) -> None:
+    ledger: Any = SimpleNamespace(events=Counter({event(2.0, sampling): 2}))
+    assert membership_bound([ledger], copies=copies).group == group

@@ -25,7 +25,7 @@ from dpbench.capabilities.users.local_training import LocalTraining
 from dpbench.capabilities.users.module import UserDataModule
 from dpbench.capabilities.users.sources import user_source
 from dpbench.data.images import ImageDataModule
-from dpbench.data.inserted import Inserted
+from dpbench.data.inserted import InsertedTexts
 from dpbench.harness.reports.markdown import markdown_rows
 from dpbench.harness.run.config import TARGETS, Configuration, Wandb
 from dpbench.harness.run.search_path import conf_dir
@@ -75,7 +75,7 @@ _BASES: dict[str, _Owner] = {
     "strategy": PrivateStrategy,
     "images": ImageDataModule,
     "users": UserDataModule,
-    "inserted": Inserted,
+    "inserted": InsertedTexts,
     "local": LocalTraining,
 }
 _SHARED = {

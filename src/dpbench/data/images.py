@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 from dpbench.data.collation import RecordOfRow
 from dpbench.data.held_out import Split as HeldOutBy
 from dpbench.data.held_out import image_bytes
-from dpbench.data.inserted import Inserted, inserted_of
+from dpbench.data.inserted import Inserted, inserted_of, refuse_membership_of_inserted
 from dpbench.data.module import Folder, Membership, PrivateDataModule, Splits
 from dpbench.data.noise import Split, labeled_noise
 from dpbench.data.records import Collated, InBatches
@@ -292,12 +292,8 @@ class ImageDataModule(PrivateDataModule[InMemoryImages]):
             if image_size is not None:
                 shape = replace(shape, side=image_size)  # resizing would blur noise
             self.spec = noise_like(shape, train_size, test_size)
-        self.inserted = inserted_of(inserted)
-        if membership is not None and self.inserted.records:
-            raise ConfigurationError(
-                "data.inserted adds records to every run, and data.membership chooses among a run's records: "
-                "remove one of the two."
-            )
+        self.inserted = inserted_of(inserted, Inserted)
+        refuse_membership_of_inserted(membership, self.inserted)
         self.scale = scale
         self.features = features
         self.prior = prior

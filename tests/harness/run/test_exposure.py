@@ -86,7 +86,7 @@ def test_a_run_measures_what_its_final_weights_say(more: list[str], tmp_path: Pa
     assert table["exposure"].tolist() == pytest.approx(found, abs=0.1) and set(table["references"]) == {100}
     ledger = read_ledger(run.ledger)
     assert ledger.header.population == 1437 + 18
-    expected = reconstruction_bound(membership_bound([ledger]).curve, 101, 3)
+    expected = reconstruction_bound(membership_bound([ledger], copies=3).curve, 101)
     assert metrics[ALLOWED] == pytest.approx(expected.exposure)
     assert metrics[FIRST] == pytest.approx(expected.probability)
     assert max(metrics[MEAN], exposure_by_chance(100)) < expected.exposure < math.log2(101)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpbench.capabilities.auditing.labels import LabelScores
 from dpbench.data.images import ImageDataModule
-from dpbench.data.inserted import inserted_of
+from dpbench.data.inserted import Inserted, inserted_of
 from dpbench.data.sources import NOISE
 from dpbench.errors import ConfigurationError
 from dpbench.harness.run.evaluation import score_members
@@ -56,7 +56,7 @@ def label_scores(run: RunFolder, trust: bool = False) -> LabelScores:
     scores = score_members(module, data.seen_dataloader(len(data.train_set)), data.test_dataloader(), score)
     if not all(np.isfinite(rows).all() for rows in scores):
         raise ConfigurationError(f"{run} has diverged: its outputs are not finite, so its labels cannot be audited.")
-    inserted = inserted_of(config["data"].get("inserted"))
+    inserted = inserted_of(config["data"].get("inserted"), Inserted)
     return LabelScores(
         members=scores.members[:, 0],
         others=scores.others[:, 0],

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
 
 from dpbench.capabilities.own_data.texts import BYTES, Tokenizer
 from dpbench.files import write_atomically
+from dpbench.harness.run.evaluation import continued
 from dpbench.options import PositiveInt
 
 FILE = "samples.txt"
@@ -42,17 +42,11 @@ class TextSamples(pl.Callback):
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Draw the texts, token by token."""
-        generator = torch.Generator().manual_seed(_SEED)
-        texts = [self._tokenizer.text(row) for row in self._drawn(pl_module, generator).tolist()]
-        if trainer.is_global_zero:
-            write_atomically(Path(trainer.default_root_dir) / FILE, "\n---\n".join(texts) + "\n")
-
-    @torch.no_grad()
-    def _drawn(self, module: pl.LightningModule, generator: torch.Generator) -> Tensor:
         tokens = torch.from_numpy(self._tokenizer.rows([self._prompt] * self._number, self._length)).long()
         start = len(self._tokenizer.encoded(self._prompt)) - 1  # without the end
         tokens[:, start:] = 0
-        for place in range(start, self._length):
-            logits: Tensor = module(tokens[:, :place].to(module.device))[:, -1]
-            tokens[:, place] = torch.multinomial(logits.float().softmax(1).cpu(), 1, generator=generator)[:, 0]
-        return tokens
+        generator = torch.Generator().manual_seed(_SEED)
+        drawn = continued(pl_module, tokens, range(start, self._length), generator)
+        texts = [self._tokenizer.text(row) for row in drawn.tolist()]
+        if trainer.is_global_zero:
+            write_atomically(Path(trainer.default_root_dir) / FILE, "\n---\n".join(texts) + "\n")

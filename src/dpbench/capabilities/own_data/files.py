@@ -13,7 +13,7 @@ import torch
 from pydantic import Field
 from torch.utils.data import Dataset, Subset
 
-from dpbench.capabilities.own_data.frame import DEFAULT_LENGTHS
+from dpbench.capabilities.own_data.frame import DEFAULT_LENGTHS, text_encoder
 from dpbench.capabilities.own_data.image_folder import class_folders, read_image_folder
 from dpbench.capabilities.own_data.table import read_user_table
 from dpbench.capabilities.own_data.texts import BYTES, Tokenizer
@@ -183,11 +183,16 @@ def load_table(
             f"{options.path} has only columns of single numbers: name the input columns and the target, such as "
             "data.options.features=[[age, height], label]."
         )
+    encode = None
+    if isinstance(train.examples, Sequences):
+        assert options.text is not None
+        encode = text_encoder(options.text, options.sequence_length, reading["vocabulary"], options.tokenizer)
     return UserData(
         train,
         test,
         _model_options(train.examples, test, options),
         test_users=test_users,
+        encode=encode,
         inputs=options.inputs(),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch.utils.data import Dataset
 
 from dpbench.capabilities.own_data.texts import BYTES, Tokenizer, labeled_words
 from dpbench.capabilities.users.dataset import UserDataset
+from dpbench.data.inserted import Encoder
 from dpbench.data.records import Rows
 from dpbench.data.texts import Sequences, character_sequences, word_sequences
 from dpbench.errors import ConfigurationError, DataError
@@ -262,18 +264,32 @@ def _texts(
     tokenizer: str | None,
 ) -> Dataset[Any]:
     """Sequences of the first column, or texts of all columns but the last with that as labels."""
-    length = length or DEFAULT_LENGTHS[text]
     if text == "labels":
-        return _labeled_texts(columns, where, vocabulary, length, tokenizer)
+        return _labeled_texts(columns, where, vocabulary, length or DEFAULT_LENGTHS[text], tokenizer)
     name = next(iter(columns))
     texts = _require_texts(columns, name, where)
+    return Sequences(torch.tensor(text_encoder(text, length, vocabulary, tokenizer)(texts)))
+
+
+def text_encoder(
+    text: str,
+    length: int | None,
+    vocabulary: Sequence[str] | None,
+    tokenizer: str | None,
+) -> Encoder:
+    """Make the encoder of sequences of characters, words or tokens; arguments are those of `read_frame`.
+
+    Raises:
+        ConfigurationError: Words have no vocabulary.
+    """
+    length = length or DEFAULT_LENGTHS[text]
     if text == "tokens":
-        return Sequences(torch.tensor(Tokenizer(tokenizer or BYTES).rows(texts, length + 1)))
+        return partial(Tokenizer(tokenizer or BYTES).rows, length=length + 1)
     if text == "characters":
-        return Sequences(torch.tensor(character_sequences(texts, length)[0]))
+        return lambda texts: character_sequences(texts, length)[0]
     if vocabulary is None:
         raise ConfigurationError("text=words needs a vocabulary: words that have a number, the most frequent first.")
-    return Sequences(torch.tensor(word_sequences([text.lower().split() for text in texts], vocabulary, length)))
+    return lambda texts: word_sequences([text.lower().split() for text in texts], vocabulary, length)
 
 
 def _labeled_texts(

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import torch
 from pytorch_lightning.utilities import rank_zero_info
-from torch.utils.data import Dataset, Subset
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.capabilities.users.sources import UserData, user_source
 from dpbench.data.held_out import Split, name_bytes
+from dpbench.data.inserted import InsertedTexts, Secret, inserted_of, refuse_membership_of_inserted, secret_of
 from dpbench.data.module import Folder, Membership, PrivateDataModule, Splits
 from dpbench.data.sources import data_root
+from dpbench.data.texts import Sequences
 from dpbench.errors import ConfigurationError
 from dpbench.options import Count, PositiveInt
 from dpbench.privacy.sampling import Positions
+
+_NOTHING = InsertedTexts()
 
 
 class UserDataModule(PrivateDataModule[Dataset[Any]]):
@@ -44,6 +50,8 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         expected_batch_size_schedule: Schedule of it over the rounds, as for `ImageDataModule`; None: constant.
         membership: "half": each training user is trained on by a fair coin, as for `ImageDataModule`. With
             unit="example" only for data sets without users of rows.
+        inserted: Texts with secrets that join the training data, see `data.inserted`; each copy is the only example of
+            a further user.
 
     Attributes:
         noise_batch: (size, generator) → batch that no private data went into; there only once the data are loaded, and
@@ -71,6 +79,7 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         split: Split = "hash",
         expected_batch_size_schedule: str | list[float] | None = None,
         membership: Membership | None = None,
+        inserted: InsertedTexts = _NOTHING,
     ) -> None:
         super().__init__(
             root=root,
@@ -94,12 +103,15 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
             )
         if unit == "example" and membership is not None and source.has_users:
             raise ConfigurationError("data.membership applies to whole users: set data.unit=user.")
+        self.inserted = inserted_of(inserted, InsertedTexts)
+        refuse_membership_of_inserted(membership, self.inserted)
         self.name = name
         self.unit = unit
         self.options: Mapping[str, Any] = source.check(options or {})
         self._data: UserData | None = None
         self._users: UserDataset | None = None
         self._held_out_users: UserDataset | None = None
+        self.secrets: list[Secret] = []
 
     def _load(self) -> Splits[Dataset[Any]]:
         data = self._source.read(self.root, self._download, self.options, self._split)
@@ -110,6 +122,14 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
             self._held_out_users = users.subset(held_out)
             val = _examples(self._held_out_users)
             users = users.subset(train)
+        if self.inserted.records:
+            if data.encode is None:
+                raise ConfigurationError(
+                    f"data.inserted requires sequences of characters, words or tokens, which data={self.name} does not "
+                    "give: set data.options.text, or remove the data.inserted overrides."
+                )
+            self.secrets = [secret_of(self.inserted, i, data.encode) for i in range(self.inserted.records)]
+            users = _with_texts(users, torch.cat([secret.text for secret in self.secrets] * self.inserted.copies))
         if data.attribution:
             rank_zero_info(f"{self.name}: {data.attribution}")
         if data.noise_batch is not None:
@@ -152,6 +172,12 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
         """The test examples by user, where they have one."""
         return self.data.test_users
 
+    def inserted_and_references(self) -> Iterator[tuple[DataLoader[Any], DataLoader[Any]]]:
+        """Each inserted text, and its references."""
+        self.setup()
+        for secret in self.secrets:
+            yield self._eval_loader(Sequences(secret.text)), self._eval_loader(Sequences(secret.references))
+
     def model_options(self) -> dict[str, Any]:
         """Options of a model or module that the data determine."""
         return dict(self.data.model_options)
@@ -176,6 +202,16 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
     def record_of_row(self) -> Positions:
         """The training record to which each row of `candidate_dataloader` belongs: a user, or the example itself."""
         return _user_of_row(self.users) if self.unit == "user" else super().record_of_row
+
+
+def _with_texts(users: UserDataset, texts: Tensor) -> UserDataset:
+    """Users of `Sequences`, and a further one for each of some texts."""
+    examples: Any = users.examples
+    own = examples.tokens[users.rows_of(np.arange(len(users)))]
+    sizes = [*users.sizes, *[1] * len(texts)]
+    joined = UserDataset(Sequences(torch.cat([own, texts])), np.repeat(range(len(sizes)), sizes), range(len(sizes)))
+    joined.names = [*users.names, *(f"inserted {number}" for number in range(len(texts)))]
+    return joined
 
 
 def _user_of_row(users: UserDataset) -> Positions:

@@ -70,6 +70,7 @@ def load_characters(root: Path, download: bool, split: Split = "roles", sequence
             ),
         },
         noise_batch=partial(token_noise, length=sequence_length, vocabulary_size=CHARACTER_TOKENS),
+        encode=lambda texts: character_sequences(texts, sequence_length)[0],
     )
 
 

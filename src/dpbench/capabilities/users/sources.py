@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 
 from dpbench.capabilities.users.dataset import UserDataset
 from dpbench.data.held_out import Split
+from dpbench.data.inserted import Encoder
 from dpbench.errors import ConfigurationError
 from dpbench.options import check_options, options_of
 
@@ -30,6 +31,7 @@ class UserData:
         val: Examples that the validation loop sees where no training users are held out; None: the test examples.
         test_users: The test examples by user, where they have one: for metrics of each user; None: they have none.
         noise_batch: Function of (size, generator) that makes a batch without private data.
+        encode: Encoder of texts, where the examples are `Sequences` of their tokens; None: they are not.
         attribution: Attribution that a license requires; "": none.
         inputs: How an input is prepared, and names of the classes, for users of an exported model: plain data from the
             configuration or public, never from the records.
@@ -41,6 +43,7 @@ class UserData:
     val: Dataset[Any] | None = None
     test_users: UserDataset | None = None
     noise_batch: Callable[[int, torch.Generator], Any] | None = None
+    encode: Encoder | None = None
     attribution: str = ""
     inputs: Mapping[str, Any] = field(default_factory=dict)
 

@@ -12,6 +12,7 @@ from dpbench.harness.runs.ledgers import shared_with_neighbors
 from dpbench.harness.runs.numbers import (
     epsilon_text,
     exposure_allowed_text,
+    extraction_text,
     limit_text,
     membership_text,
     metric_text,
@@ -59,6 +60,7 @@ def summary(record: Mapping[str, Any], folder: RunFolder, opening: str) -> str:
         on_training_records=_on_training_records(metrics),
         exposure=[metrics.get(f"nonprivate/exposure_{name}") for name in ("mean", "max", "by_chance")],
         exposure_allowed=exposure_allowed_text(metrics),
+        extraction=extraction_text(metrics, (record["config"].get("data") or {}).get("inserted") or {}),
         epsilons={name: _epsilon(name, value) for name, value in privacy["epsilon"].items()},
         membership=membership_text(privacy.get("membership")),
         mark=f" ({mark})" if mark else "",

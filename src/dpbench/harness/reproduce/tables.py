@@ -99,6 +99,8 @@ MEASURES = {
     "val/recall_at_5": Measure("Validation recall@5", "validation recall@5"),
     "test/mean_squared_error": Measure("Test mean squared error", "test mean squared error", False, True),
     "val/mean_squared_error": Measure("Validation mean squared error", "validation mean squared error", False, True),
+    "test/perplexity": Measure("Test perplexity", "test perplexity", False, True),
+    "val/perplexity": Measure("Validation perplexity", "validation perplexity", False, True),
     "evaluation/accuracy_cnn": Measure("Accuracy on real images of a CNN that was trained on synthetic ones", _ON_REAL),
     "evaluation/accuracy_cnn_augmented": Measure(
         "Accuracy on real images of a CNN that was trained on synthetic ones with augmentation", _ON_REAL
@@ -120,6 +122,18 @@ MEASURES = {
     ),
     "privacy/first_rank_allowed": Measure(
         "Largest probability of the first rank that the ledger allows", "allowed first ranks", needs=_INSERTED
+    ),
+    "nonprivate/extracted_greedy": Measure(
+        "Secrets extracted by greedy decoding", "extracted greedily", False, needs=_INSERTED
+    ),
+    "nonprivate/extracted_sampled": Measure(
+        "Secrets extracted by sampling", "extracted by sampling", False, needs=_INSERTED
+    ),
+    "privacy/extracted_greedy_allowed": Measure(
+        "Most secrets by greedy decoding in expectation", "allowed greedily", False, needs=_INSERTED
+    ),
+    "privacy/extracted_sampled_allowed": Measure(
+        "Most secrets by sampling in expectation", "allowed by sampling", False, needs=_INSERTED
     ),
     "nonprivate/accuracy_gap": Measure(
         "Training minus test accuracy", "training minus test accuracy", signed=True, needs=_RECORDS

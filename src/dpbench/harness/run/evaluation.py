@@ -23,10 +23,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import Metric
 
+from dpbench.data.inserted import Inserted, InsertedTexts, Secret
 from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.ledgers import read_run_ledger
+from dpbench.modules.next_token import NextToken
 
 Floats = NDArray[np.float64]
 
@@ -158,6 +160,35 @@ def exposure_by_chance(references: int) -> float:
     return math.log2(candidates) - math.lgamma(candidates + 1) / candidates / math.log(2)
 
 
+@torch.no_grad()
+def continued(
+    module: pl.LightningModule,
+    tokens: Tensor,
+    places: Iterable[int],
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue texts by a language model, token by token.
+
+    Args:
+        module: Tokens (N, T) → logits (N, T, V).
+        tokens: Texts (N, T), int64, on the CPU.
+        places: Positions to fill in, in increasing order, from 1 on; tokens at others stay.
+        generator: Generator of the draws; None takes the most likely tokens.
+
+    Returns:
+        (N, T).
+    """
+    tokens = tokens.clone()
+    for place in places:
+        # Of a model that diverged logits are no numbers.
+        logits = module(tokens[:, :place].to(module.device))[:, -1].float().nan_to_num().cpu()
+        if generator is None:
+            tokens[:, place] = logits.argmax(1)
+        else:
+            tokens[:, place] = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    return tokens
+
+
 class Exposure(pl.Callback):
     """Measures, at the final test, how well a model remembers the records that the data module inserted.
 
@@ -165,6 +196,10 @@ class Exposure(pl.Callback):
     of records that were not learned. A run with a ledger also logs the ledger's bounds, in expectation over its
     noise: `privacy/exposure_allowed`, the largest mean, and `privacy/first_rank_allowed`, the largest probability that
     a record ranks before all references; see `reconstruction_bound`.
+
+    Of texts with secrets a language model completes the beginnings. `nonprivate/extracted_greedy` counts secrets that
+    its most likely tokens are, `nonprivate/extracted_sampled` those among some drawn continuations; the bounds are
+    `privacy/extracted_greedy_allowed` and `privacy/extracted_sampled_allowed`.
 
     Args:
         folder: The run's folder, with its ledger, for a line about each record; None: no ledger, and no line.
@@ -178,11 +213,17 @@ class Exposure(pl.Callback):
         """Refuse a module of which no loss of single records is known.
 
         Raises:
-            ConfigurationError: It has no `losses`.
+            ConfigurationError: It has no `losses`, or must complete texts and is no language model.
         """
         if not hasattr(pl_module, "losses"):
             raise ConfigurationError(
                 "data.inserted requires a module with losses(batch), such as ImageClassifier or NextToken, not "
+                f"{type(pl_module).__name__}: remove the data.inserted overrides."
+            )
+        data: Any = trainer.datamodule  # type: ignore[attr-defined]
+        if isinstance(data.inserted, InsertedTexts) and not isinstance(pl_module, NextToken):
+            raise ConfigurationError(
+                "data.inserted of texts requires module=language_model or next_token, which completes them, not "
                 f"{type(pl_module).__name__}: remove the data.inserted overrides."
             )
 
@@ -200,36 +241,74 @@ class Exposure(pl.Callback):
             }
             tables.append(pd.DataFrame(columns))
         table = pd.concat(tables, ignore_index=True)
+        extracted: dict[Any, float] = {}
+        if isinstance(data.inserted, InsertedTexts):
+            counts = _extracted(module, data.secrets, data.inserted, trainer)
+            table = table.join(counts)
+            extracted = (counts > 0).sum().add_prefix("nonprivate/").astype(float).to_dict()
         references = int(table["references"].iloc[-1])
         module.log_dict(
             {
                 "nonprivate/exposure_mean": float(table["exposure"].mean()),
                 "nonprivate/exposure_max": float(table["exposure"].max()),
                 "nonprivate/exposure_by_chance": exposure_by_chance(references),
-                **self._allowed(references + 1, data.inserted.copies),
+                **extracted,
+                **self._allowed(references + 1, data),
             }
         )
         if self._folder is not None and trainer.is_global_zero:
             write_atomically(self._folder.exposure, table.to_csv(index_label="record"))
 
-    def _allowed(self, candidates: int, copies: int) -> dict[str, float]:
-        """Bounds by the ledger; none where there is no ledger, its unit is no image, or it has no curve."""
+    def _allowed(self, candidates: int, data: Any) -> dict[str, float]:
+        """Bounds by the ledger; none where there is no ledger, its unit is not the data's, or it has no curve."""
         if self._folder is None or not self._folder.ledger.is_file():
             return {}
         from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound  # dp_accounting
 
+        inserted: Inserted = data.inserted
         try:
             ledger = read_run_ledger(self._folder.ledger)
-            bound = membership_bound([ledger])
+            bound = membership_bound([ledger], copies=inserted.copies)
         except ConfigurationError:  # no accountant covers the sampling
             return {}
-        if ledger.header.unit != "example":
+        if ledger.header.unit != data.unit:
             return {}
+        copies = inserted.copies // bound.group
         allowed = reconstruction_bound(bound.curve, candidates, copies)
-        return {
+        bounds = {
             "privacy/exposure_allowed": allowed.exposure,
             "privacy/first_rank_allowed": allowed.probability,
         }
+        if isinstance(inserted, InsertedTexts):
+            # A guess is right with the prior probability where the secret was not trained on.
+            guessed = 10.0**-inserted.digits * np.array([1, inserted.samples])
+            most = inserted.records * bound.curve.max_true_positive_rate(np.minimum(guessed, 1), copies)
+            bounds["privacy/extracted_greedy_allowed"] = float(most[0])
+            bounds["privacy/extracted_sampled_allowed"] = float(most[1])
+        return bounds
+
+
+def _extracted(
+    module: pl.LightningModule,
+    secrets: Iterable[Secret],
+    options: InsertedTexts,
+    trainer: pl.Trainer,
+) -> pd.DataFrame:
+    """Numbers of right continuations of each secret's text: of the most likely one, and of those that are drawn."""
+    generator = torch.Generator().manual_seed(options.seed)
+    greedy = []
+    sampled = []
+    with evaluating(module, trainer):
+        for secret in secrets:
+            text = secret.text.long()
+            drawn = text.repeat(options.samples, 1)
+            greedy.append(_matches(continued(module, text, secret.places), text))
+            sampled.append(_matches(continued(module, drawn, secret.places, generator), text))
+    return pd.DataFrame({"extracted_greedy": greedy, "extracted_sampled": sampled})
+
+
+def _matches(texts: Tensor, wanted: Tensor) -> int:
+    return int((texts == wanted).all(1).sum())
 
 
 class TrainingRecords(pl.Callback):

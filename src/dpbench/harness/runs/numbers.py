@@ -9,6 +9,7 @@ from typing import Any
 ABSENT = "–"
 """Text in place of a figure that is missing."""
 
+_LEVEL = 0.05  # of a test
 _MEANINGLESS = 1e5  # an ε above which digits say nothing
 MOST_AUDITED = 1000.0
 """An audited ε above which its figure says nothing."""
@@ -176,6 +177,31 @@ def exposure_allowed_text(metrics: Mapping[str, float | None]) -> str | None:
         f"a mean exposure of at most {_rounded_up(exposure):.3g} bits in expectation; any one record ranks first with "
         f"a probability of at most {_rounded_up(100 * first):.3g} %"
     )
+
+
+def extraction_text(metrics: Mapping[str, float | None], inserted: Mapping[str, Any]) -> str | None:
+    """Secrets that came out of a language model, with the most that the ledger allows; None if none was inserted.
+
+    Args:
+        metrics: Metrics of a run with data.inserted, as logged by `run.evaluation.Exposure`.
+        inserted: The options data.inserted.
+    """
+    parts = []
+    is_above = False
+    for name, way in (("greedy", "greedily"), ("sampled", f"by {inserted.get('samples')} samples each")):
+        count = metrics.get(f"nonprivate/extracted_{name}")
+        allowed = metrics.get(f"privacy/extracted_{name}_allowed")
+        if count is None:
+            return None
+        if allowed is None:
+            parts.append(f"{count:g} {way}")
+        else:
+            parts.append(f"{count:g} {way} (at most {_rounded_up(allowed):.3g} in expectation)")
+            is_above |= count * _LEVEL / 2 > allowed  # Markov's inequality, for two numbers
+    text = f"{' and '.join(parts)} of {inserted['records']} secrets"
+    if is_above:
+        return f"{text}: more than the ledger allows ({100 * (1 - _LEVEL):g} % confidence), see dpbench audit"
+    return text
 
 
 def _rounded_up(value: float) -> float:

@@ -51,6 +51,9 @@ def _data_options(config: dict[str, Any]) -> dict[str, Any]:
     for name in ("membership", "prior_sha256"):
         if options.get(name) is None:
             options.pop(name, None)  # as of runs that were made before there was this option
+    inserted = options.get("inserted")
+    if isinstance(inserted, dict) and "prefix" in inserted and not inserted.get("records"):
+        del options["inserted"]  # texts, likewise
     target = str(options.get("_target_"))
     if not target.startswith("dpbench."):  # a plug-in's
         return options

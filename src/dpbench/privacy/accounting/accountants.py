@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 
 import dp_accounting
 import numpy as np
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 from numpy.typing import NDArray
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.events import Event, SumQuery, effective_noise_multiplier
@@ -60,14 +61,24 @@ def _multiplier(event: Event) -> float:
     return min(effective_noise_multiplier(event.queries), 1e6)
 
 
-def dp_event(event: Event) -> dp_accounting.DpEvent:
+def dp_event(event: Event, copies: int = 1) -> dp_accounting.DpEvent:
     """One release as dp_accounting's event; all queries of a release read the same batch.
+
+    Args:
+        event: The release.
+        copies: Number of records that neighbors differ by; above 1 for Poisson sampling only. A batch contains a
+            binomial number of them, and each moves the sum by its sensitivity at most (Ganesh 2024).
 
     >>> from dpbench.privacy.events import SumQuery
     >>> dp_event(Event(PoissonSampling(1000, 0.05), (SumQuery("all", 2.0, 3.0),)))
     PoissonSampledDpEvent(sampling_probability=0.05, event=GaussianDpEvent(noise_multiplier=1.5))
     """
-    return event.sampling.dp_event(_multiplier(event))
+    if copies == 1:
+        return event.sampling.dp_event(_multiplier(event))
+    drawn = np.arange(copies + 1)
+    probabilities = stats.binom.pmf(drawn, copies, event.sampling.rate)
+    possible = probabilities > 0
+    return MixtureOfGaussiansDpEvent(_multiplier(event), drawn[possible], probabilities[possible])
 
 
 @lru_cache(maxsize=1024)
@@ -389,8 +400,12 @@ class PldAccountant(Accountant):
         # Rdp tells `composed` how wide the intervals may be.
         return _composes(PLDAccountant, sampling) and ACCOUNTANTS["rdp"].covers(sampling)
 
-    def composed(self, events: Events) -> PLDAccountant:
+    def composed(self, events: Events, copies: int = 1) -> PLDAccountant:
         """Composition of all releases, to be reused for several values of ε or δ.
+
+        Args:
+            events: The releases.
+            copies: Number of records that neighbors differ by, see `dp_event`.
 
         Raises:
             ConfigurationError: ε or the number of releases is too large.
@@ -406,7 +421,7 @@ class PldAccountant(Accountant):
         interval = max(self.interval, _WIDENING * (estimate - 95))
         accountant = LossDistribution(first.sampling.relation, interval)
         for event, count in events.items():
-            accountant.compose(dp_event(event), count)
+            accountant.compose(dp_event(event, copies), count)
         return accountant
 
     def epsilon(self, events: Events, delta: float) -> float:

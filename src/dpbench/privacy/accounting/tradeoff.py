@@ -33,6 +33,7 @@ from dpbench.privacy.accounting.accountants import (
 from dpbench.privacy.accounting.composition import LedgerCost, composable
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.privacy.events import Event
+from dpbench.privacy.sampling import PoissonSampling
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
 """At which records and JSON state the bound."""
@@ -42,6 +43,8 @@ _SMALLEST_DELTA = 1e-12  # at which they end
 _LARGEST_EPSILON = 600.0  # whose exponential is a number
 _COARSEST = 1e-3  # interval of losses
 _CERTAIN = 100.0  # ε above which tests are all but certain, also by rdp
+_LARGEST_GROUP = 100  # records, and
+_MOST_OF_A_GROUP = 10  # distinct releases, which take seconds each
 _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds less than 1 % to the variance
 
 
@@ -83,13 +86,15 @@ class TradeOff:
         fixed_points = (1 - self.delta) / (1 + np.exp(self.epsilon))
         return 1 - 2 * max(0.0, float(fixed_points.max()))
 
-    def max_true_positive_rate(self, false_positive_rate: ArrayLike) -> Array:
+    def max_true_positive_rate(self, false_positive_rate: ArrayLike, copies: int = 1) -> Array:
         """Largest true positive rate that any membership test reaches, 1 − f.
 
-        min over ε of e^ε·fpr + δ(ε) and of 1 − e^−ε·(1 − fpr − δ(ε)); concave, increasing and never below fpr.
+        min over ε of e^ε·fpr + δ(ε) and of 1 − e^−ε·(1 − fpr − δ(ε)); concave, increasing and never below fpr. Copies
+        of a record compose: 1 − f is applied once for each (Dong, Roth & Su 2022, section 2.4, group privacy).
 
         Args:
             false_positive_rate: Between 0 and 1, of any shape.
+            copies: Number of records that are members together.
 
         Returns:
             Of the same shape.
@@ -110,11 +115,13 @@ class TradeOff:
             raise ConfigurationError(f"a false positive rate must lie between 0 and 1, not {rates}.")
         steep = np.exp(self.epsilon)[:, None]
         delta = self.delta[:, None]
-        flat_rates = rates.reshape(1, -1)
-        tangents = steep * flat_rates + delta
-        mirrored = 1 - (1 - flat_rates - delta) / steep
-        least = np.minimum(tangents, mirrored).min(axis=0)
-        return np.asarray(np.minimum(least, 1.0).reshape(rates.shape))
+        flat_rates = rates.reshape(-1)
+        for _ in range(copies):
+            tangents = steep * flat_rates + delta
+            mirrored = 1 - (1 - flat_rates - delta) / steep
+            least = np.minimum(tangents, mirrored).min(axis=0)
+            flat_rates = np.minimum(least, 1.0)
+        return np.asarray(flat_rates.reshape(rates.shape))
 
 
 @dataclass(frozen=True)
@@ -140,13 +147,14 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
     The attacker knows all other records, the candidates and everything that was released, and ranks the candidates.
     Without the record the right one is among the first k with probability k/N on average over the candidates, so with
     it the probability is at most 1 − f(k/N): f is convex (Hayes, Mahloujifar & Balle 2023, the blow-up function at the
-    prior κ; Kaissis et al. 2023 state it by f). Copies compose: 1 − f is applied once for each (Dong, Roth & Su 2022,
-    section 2.4, group privacy). The mean of log2 N − log2 rank is the sum of P(rank ≤ k)·log2((k + 1)/k) over k < N.
+    prior κ; Kaissis et al. 2023 state it by f). The mean of log2 N − log2 rank is the sum over k < N of
+    P(rank ≤ k)·log2((k + 1)/k).
 
     Args:
         curve: Trade-off curve of everything released, for one record added or removed (or replaced).
         candidates: N.
-        copies: Number of copies of the target record in the data set; no other record may depend on it.
+        copies: Number of copies of the target record in the data set; no other record may depend on it. 1 with a curve
+            for all of them together.
 
     Raises:
         ConfigurationError: There are fewer than two candidates, or no copy.
@@ -164,14 +172,12 @@ def reconstruction_bound(curve: TradeOff, candidates: int, copies: int = 1) -> R
             f"copies={copies}."
         )
     ranks = np.arange(1, candidates, dtype=np.float64)
-    probabilities = ranks / candidates
-    for _ in range(copies):
-        probabilities = curve.max_true_positive_rate(probabilities)
+    probabilities = curve.max_true_positive_rate(ranks / candidates, copies)
     bits = np.log2(1 + 1 / ranks)
     return ReconstructionBound(candidates, copies, float(probabilities[0]), float(probabilities @ bits))
 
 
-def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> TradeOff:
+def trade_off(events: Mapping[Event, int], accountant: str | None = None, copies: int = 1) -> TradeOff:
     """Trade-off curve of the composition of releases.
 
     pld gives an upper bound on tests that is hardly above the truth, in about a tenth of a second. rdp gives the bound
@@ -180,6 +186,7 @@ def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> Tra
     Args:
         events: How often each release was made.
         accountant: "pld" or "rdp"; None takes pld where it covers the sampling and takes seconds.
+        copies: Number of records added or removed together; above 1 by pld for Poisson sampling only, in seconds.
 
     Raises:
         ConfigurationError: Neither covers the sampling, or releases of several neighboring relations.
@@ -189,7 +196,7 @@ def trade_off(events: Mapping[Event, int], accountant: str | None = None) -> Tra
     if not counts:
         return TradeOff(np.array([0.0]), np.array([0.0]))
     if name == "pld":
-        composed = PldAccountant("a curve", interval=_interval(counts)).composed(counts)
+        composed = PldAccountant("a curve", interval=copies * _interval(counts)).composed(counts, copies)
         # Where the grid ends bounds nothing, so that it may lie where rounding hides δ.
         epsilons = _grid(PLDAccountant.get_epsilon(composed, _SMALLEST_DELTA))
         return TradeOff(epsilons, np.asarray(composed.get_delta(epsilons)))
@@ -273,11 +280,13 @@ class MembershipBound:
         curve: Trade-off curve; `curve.max_true_positive_rate(fpr)` and `curve.advantage` are the bounds.
         accountant: "pld", or "rdp" where pld does not cover the sampling: a valid bound that is larger.
         nominal: True if the sampling was taken for another one, as for a nominal ε.
+        group: Number of records added or removed together that the curve is for.
     """
 
     curve: TradeOff
     accountant: str
     nominal: bool = False
+    group: int = 1
 
     def facts(self) -> dict[str, Any]:
         """For records and JSON: the advantage, and the true positive rate at some false positive rates."""
@@ -291,12 +300,14 @@ class MembershipBound:
         }
 
 
-def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False) -> MembershipBound:
+def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False, copies: int = 1) -> MembershipBound:
     """Bound of every membership test on the releases of ledgers, of runs on the same data.
 
     Args:
         ledgers: Ledgers of the runs.
         nominal: True to take sampling that no accountant covers for one that it covers.
+        copies: Number of records that are members together. The curve is for all of them where it takes seconds, and
+            else for one: see `MembershipBound.group`.
 
     Raises:
         ConfigurationError: No accountant covers the sampling, or the ledgers do not compose.
@@ -306,4 +317,7 @@ def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False) -> Member
     for ledger in ledgers:
         events += cost.events(ledger)
     accountant = curve_accountant(events)
-    return MembershipBound(trade_off(events, accountant), accountant, not cost.covered)
+    is_poisson = all(isinstance(sampling, PoissonSampling) for sampling, _ in events)
+    is_quick = copies <= _LARGEST_GROUP and len(events) <= _MOST_OF_A_GROUP
+    group = copies if accountant == "pld" and is_poisson and is_quick else 1
+    return MembershipBound(trade_off(events, accountant, group), accountant, not cost.covered, group)
