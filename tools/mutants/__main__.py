@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 
-from tools.mutants import reached
 from tools.mutants.mutation import Mutation, mutations_of, sample
+from tools.mutants.reached import Reach
 from tools.mutants.trial import KILLED, PACKAGE, ROOT, Trials, copy_tree, record
 
 TABLE = ROOT / "tests" / "mutants.tsv"
 _WORK = ROOT / ".mutants"
+_REACH = _WORK / "reach.tsv"
 _HEAD = ("room", "function", "kind", "change", "verdict", "by")
 CORE = {
     "privacy/mechanism": "mechanism",
@@ -34,10 +36,6 @@ CORE = {
     "callback/run_key.py": "randomness",
 }
 """Folder or file → room that ε depends on. A file belongs to the first that names it."""
-_FOLDERS_OF_ROOMS = (
-    "harness",
-    "capabilities",
-)  # as in dpbench.code, which is not imported here: forks try mutants of it
 _CORE_COUNT = 30
 _COUNT = 10
 
@@ -56,7 +54,7 @@ def _room_of(path: Path) -> str:
     for place, room in CORE.items():
         if path.is_relative_to(place):
             return room
-    return next((folder for folder in path.parts[:-1] if folder not in _FOLDERS_OF_ROOMS), "top")
+    return next((folder for folder in path.parts[:-1] if folder not in ("harness", "capabilities")), "top")
 
 
 def read_table(path: Path) -> dict[Row, Row]:
@@ -68,28 +66,19 @@ def read_table(path: Path) -> dict[Row, Row]:
 
 
 def try_all(mutants: Sequence[tuple[str, Mutation]], workers: int, seconds: float, progress: Path) -> None:
-    """Try mutants in forked workers, each with a copy of the tree; a line of the progress file for each verdict."""
-    record_file = _WORK / "reach.tsv"
-    if not record_file.exists():
+    """Try mutants in workers, each with a copy of the tree; a line of the progress file for each verdict."""
+    if not _REACH.exists():
         raise SystemExit("which test reaches what is not known here: run `python -m tools.mutants reach` first.")
-    reach = reached.Reach(record_file)
-    children = []
-    for worker in range(workers):
-        child = os.fork()
-        if child == 0:
-            _work(mutants[worker::workers], reach, seconds, progress)
-            os._exit(0)
-        children.append(child)
-    for child in children:
-        os.waitpid(child, 0)
+    parts = [mutants[worker::workers] for worker in range(workers)]
+    with ProcessPoolExecutor(workers) as pool:
+        list(pool.map(partial(_work, seconds, progress), parts))
 
 
-def _work(mutants: Sequence[tuple[str, Mutation]], reach: reached.Reach, seconds: float, progress: Path) -> None:
+def _work(seconds: float, progress: Path, mutants: Sequence[tuple[str, Mutation]]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        trials = Trials(copy_tree(Path(folder)), reach, seconds)
+        trials = Trials(copy_tree(Path(folder)), Reach(_REACH), seconds)
         for room, mutation in mutants:
-            verdict, reason = trials.verdict(mutation)
-            row = (room, *mutation.name, verdict, reason)
+            row = (room, *mutation.name, *trials.verdict(mutation))
             with progress.open("a", encoding="utf-8") as file:
                 file.write("\t".join(row) + "\n")
             print(*row, sep=" | ", flush=True)
@@ -167,7 +156,7 @@ def main() -> int:
     if arguments.command == "reach":
         with tempfile.TemporaryDirectory() as folder:
             words = ["-n", str(arguments.workers), "--dist", "worksteal", *arguments.words]
-            record(copy_tree(Path(folder)), _WORK / "reach.tsv", reached.instrument, words)
+            record(copy_tree(Path(folder)), _REACH, words)
         return 0
     if arguments.command == "run":
         run(arguments.rooms, arguments.workers, arguments.seconds)

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 
-_RECORD = "DPBENCH_REACH_RECORD"
+RECORD = "DPBENCH_REACHRECORD"
 _LABEL = "DPBENCH_REACH_LABEL"
 _MOST_FILES = 6
 _seen: set[str] = set()
 # Open from the beginning: dpbench takes note of what is opened while records are read.
-_file = os.open(os.environ[_RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT) if _RECORD in os.environ else None
+_file = os.open(os.environ[RECORD], os.O_WRONLY | os.O_APPEND | os.O_CREAT) if RECORD in os.environ else None
 
 
 def reached(function: str) -> None:
