@@ -55,4 +55,5 @@ def test_each_kind_of_change_is_made_where_it_stands(source: Path) -> None:
     assert {one.kind for one in mutations} == set(KINDS)
     (sign,) = [one for one in mutations if one.kind == "sign"]
     assert sign.source().decode() == SOURCE.replace("-self.total", "(self.total)")
-    assert all(one.compiles() for one in mutations)
+    for one in mutations:
+        compile(one.source(), "sums.py", "exec")
