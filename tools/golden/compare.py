@@ -31,6 +31,7 @@ _RAISE = (
     "meant, raise RANDOM_NUMBERS in privacy/randomness.py and run `python -m tools.golden write`."
 )
 _NUMBERS = "tests/golden/numbers.json"
+_RUNS = "tests/golden/runs.json"
 _SET_BASE = "commit the golden values, then run `python -m tools.golden base` and commit tests/golden/base.txt"
 _MOST_SECONDS = 900
 Say = Callable[[str], object]
@@ -229,6 +230,8 @@ def _is_source_of(revision: str) -> bool:
 
 def _extract(revision: str, folder: Path) -> Path:
     """Put the files of a revision into a folder, without touching the checkout."""
-    with tarfile.open(fileobj=BytesIO(git("archive", "--format=tar", revision, "src", "conf", "tools"))) as archive:
+    with tarfile.open(
+        fileobj=BytesIO(git("archive", "--format=tar", revision, "src", "conf", "tools", _RUNS))
+    ) as archive:
         archive.extractall(folder, filter="data")
     return folder

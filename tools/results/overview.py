@@ -1,22 +1,19 @@
-"""Accuracy against epsilon for each data set, ours beside the papers': `results/overview.csv`."""
+"""Accuracy against epsilon for each data set, ours beside the field's: what the picture of the README shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from dpbench.files import write_atomically
 from dpbench.harness.reproduce._summary import summary
-from dpbench.harness.reproduce.tables import MEASURES, Table, Variant, read_table
+from dpbench.harness.reproduce.tables import Table, Variant, read_table
 from tools.results.choices import group_choice
 
-OVERVIEW = "overview"
 OURS = "ours"
-PAPER = "paper"
 FIELD = "field"
 OWN = "recipes/"
 """Of tables that reproduce no paper: what stands beside our figures there is the field's."""
@@ -37,48 +34,41 @@ _COLUMNS = [
     "title",
     "unit",
     "metric",
-    "axis",
-    "table",
-    "name",
     "source",
     "whose",
-    "row",
-    "column",
     "label",
+    "method",
     "epsilon",
     "delta",
     "accountant",
     "value",
     "half",
     "n",
+    "is_chosen",
+    "beside",
 ]
-_ONLY_DRAWN = ["method", "is_chosen", "beside"]
-"""Columns that the picture of the README shows and overview.csv does not have."""
 METHODS = {
     "dpsgd": ("DP-SGD", "#3060a8"),
     "discretized": ("discretized gradients", "#e08020"),
     "adaptive_mean": ("adaptive mean clipping", "#508850"),
     "adaptive_quantile": ("adaptive quantile clipping", "#c04030"),
 }
-"""Strategy → its name and color, the same for ours and for what papers print of it."""
+"""Strategy → its name and color."""
 
 
-def points(results: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[Table]) -> pd.DataFrame:
-    """List each private cell of ours on test data, and each figure with an epsilon that others publish.
+def points(results: Mapping[str, tuple[Table, pd.DataFrame]]) -> pd.DataFrame:
+    """List each private cell of ours on test data, and what others publish.
 
-    Panels (data set and metric, by example or by user) with one private result of ours, or one epsilon, are left out.
+    Panels (data set and metric) with one private result of ours, or one epsilon, are left out.
 
     Args:
         results: Tables with runs (as in runs.csv), by name.
-        tables: Every table, also those without runs: what papers print stands there, too.
     """
     lines = []
     for table, runs in results.values():
         lines += _ours(table, runs)
-    for table in tables:
-        lines += _papers(table)
-    frame = pd.DataFrame(lines + _field(), columns=[*_COLUMNS, *_ONLY_DRAWN])
-    # A figure of a paper stands in each table that is compared with it.
+    frame = pd.DataFrame(lines + _field(), columns=_COLUMNS)
+    # A cell may stand in several tables.
     frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
     frame = frame.groupby(["data", "metric"]).filter(_has_several_epsilons)
     order = [*_TITLES, *sorted(set(frame["data"]) - set(_TITLES))]
@@ -117,29 +107,6 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
     return entries
 
 
-def _papers(table: Table) -> list[dict[str, Any]]:
-    """What is printed with an epsilon, in the unit that the paper accounts for."""
-    if not table.metric.startswith("test/") or table.name.startswith(OWN):
-        return []
-    entries = []
-    for row, column in table.cells:
-        epsilon = row.epsilon if row.epsilon is not None else column.epsilon
-        mean, _ = table.printed(row.name, column.name)
-        if epsilon is None or mean is None:
-            continue
-        by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
-        entry = _entry(table, row, column)
-        entry |= {
-            "unit": "microbatch" if by_microbatch else "example",
-            "whose": PAPER,
-            "epsilon": epsilon,
-            "accountant": "as claimed",
-            "value": mean,
-        }
-        entries.append(entry)
-    return entries
-
-
 def _field() -> list[dict[str, Any]]:
     """What others publish, who are no paper that is reproduced here."""
     entries = []
@@ -148,12 +115,7 @@ def _field() -> list[dict[str, Any]]:
             "title": _TITLES[published["data"]],
             "unit": "example",
             "metric": "test/accuracy",
-            "axis": MEASURES["test/accuracy"].label,
-            "table": "",
-            "name": "see results/field.yaml",
             "whose": published.get("whose", FIELD),
-            "row": "",
-            "column": "",
             "value": float(published["accuracy"]),
         }
         numbers = {"epsilon": float(published["epsilon"]), "delta": float(published["delta"])}
@@ -162,19 +124,14 @@ def _field() -> list[dict[str, Any]]:
 
 
 def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
-    """What is common to our figure and the paper's figure of a cell."""
+    """What a cell is, without its figures."""
     data = group_choice("data", table, row, column) or "digits"
     method = group_choice("strategy", table, row, column) or "dpsgd"
     return {
         "data": data,
         "title": _TITLES.get(data, data),
         "metric": table.metric,
-        "axis": table.measure.label,
-        "table": table.folder,
-        "name": table.title,
         "source": table.source,
-        "row": row.name,
-        "column": column.name,
         "label": table.label_of(row, column),
         "method": method,
         "is_chosen": _is_chosen_here(table, row, column, data),
@@ -188,15 +145,3 @@ def _is_chosen_here(table: Table, row: Variant, column: Variant, data: str) -> b
     tuning = read_table(table.chosen_from)
     chosen_on = group_choice("data", tuning, *tuning.cells[0]) or "digits"
     return table.chooses(row, column) and chosen_on == data
-
-
-def write_overview(frame: pd.DataFrame, folder: Path) -> None:
-    """Write overview.csv.
-
-    Args:
-        frame: See `points`.
-        folder: Of the results.
-    """
-    if not frame.empty:
-        text = frame.to_csv(columns=_COLUMNS, index=False, float_format="%.6g")
-        write_atomically(folder / f"{OVERVIEW}.csv", text)
