@@ -120,7 +120,7 @@ def weights_before(chosen: Sequence[Scenario], revision: str) -> Outcomes:
         return train([scenario for scenario in chosen if scenario.name in names], place)
 
 
-def write(say: Say = print) -> None:
+def write() -> None:
     """Write the committed values again, and what new ledgers cost.
 
     Raises:
@@ -136,9 +136,9 @@ def write(say: Say = print) -> None:
             raise SystemExit(line)
     path.write_text(lines_of(now), encoding="utf-8")
     for name in add_facts():
-        say(f"new ledger: {name}")
+        print(f"new ledger: {name}")
     chosen = list(scenarios())
-    say(f"training {len(chosen)} golden runs")
+    print(f"training {len(chosen)} golden runs")
     outcomes = train(chosen)
     values = {scenario.name: values_of(outcomes[scenario.name]) for scenario in chosen}
     (FOLDER / "runs.json").write_text(lines_of(values), encoding="utf-8")

@@ -35,18 +35,6 @@ class Row(NamedTuple):
     test: str
 
 
-def read_table() -> list[Row]:
-    """The mutants of the table."""
-    lines = TABLE.read_text(encoding="utf-8").splitlines()[1:]
-    return [Row(*line.split("\t")) for line in lines]
-
-
-def write_table(rows: Iterable[Row]) -> None:
-    """Write the table."""
-    lines = [Row._fields, *sorted(rows)]
-    write_atomically(TABLE, "".join("\t".join(line) + "\n" for line in lines))
-
-
 def of_today(rows: Iterable[Row]) -> list[tuple[Row, Mutation]]:
     """The mutants that the source still has, in their own file or another one."""
     mutations: dict[tuple[str, ...], list[Mutation]] = {}
@@ -81,7 +69,7 @@ def main() -> int:
     parser.add_argument("folders", nargs="*", default=[""], help="folders below src/dpbench (default: all)")
     parser.add_argument("--workers", type=int, default=2, help="processes")
     options = parser.parse_args()
-    rows = read_table()
+    rows = [Row(*line.split("\t")) for line in TABLE.read_text(encoding="utf-8").splitlines()[1:]]
     chosen = [row for row in rows if row.file.startswith(tuple(options.folders))]
     mutants = of_today(chosen)
     parts = [mutants[worker :: options.workers] for worker in range(options.workers)]
@@ -89,7 +77,8 @@ def main() -> int:
         results = [result for part in pool.map(_try, parts) for result in part]
     lost = [row for row, test in results if test is None]
     noticed = [row._replace(test=test) for row, test in results if test is not None]
-    write_table([*(row for row in rows if row not in chosen), *noticed, *lost])
+    lines = [Row._fields, *sorted([*(row for row in rows if row not in chosen), *noticed, *lost])]
+    write_atomically(TABLE, "".join("\t".join(line) + "\n" for line in lines))
     gone = len(chosen) - len(mutants)
     print(f"{len(mutants)} mutants tried, {len(lost)} noticed no longer; {gone} are gone from the source")
     return min(len(lost), 1)

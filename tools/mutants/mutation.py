@@ -7,7 +7,6 @@ from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("comparison", "condition", "constant", "operator", "sign", "statement")
 _COMPARISONS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -37,7 +36,7 @@ class Mutation:
 
     Attributes:
         function: Qualified name of the function within its module; "" at the level of the module.
-        kind: One of `KINDS`.
+        kind: "comparison", "condition", "constant", "operator", "sign" or "statement".
         change: Old and new text of the place; with a number where the function has several that are alike.
         path: File of today.
         span: First and last byte of the place in that file.

@@ -20,20 +20,13 @@ OWN = "recipes/"
 ACCOUNTANT = "epsilon_rdp"
 RDP = "RDP"
 
-_NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
 FEW = 2  # runs, which say nothing about their spread
-_TITLES = {
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "digits": "digits",
-    "mnist_writers": "MNIST by writer",
-    "stackexchange_tags": "tags of beer.stackexchange, by user",
-}
+_METRIC = "test/accuracy"
+_TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 _COLUMNS = [
     "data",
     "title",
     "unit",
-    "metric",
     "source",
     "whose",
     "label",
@@ -59,30 +52,19 @@ METHODS = {
 def points(results: Mapping[str, tuple[Table, pd.DataFrame]]) -> pd.DataFrame:
     """List each private cell of ours on test data, and what others publish.
 
-    Panels (data set and metric) with one private result of ours, or one epsilon, are left out.
-
     Args:
         results: Tables with runs (as in runs.csv), by name.
     """
     lines = []
     for table, runs in results.values():
-        lines += _ours(table, runs)
+        if table.metric == _METRIC:
+            lines += _ours(table, runs)
     frame = pd.DataFrame(lines + _field(), columns=_COLUMNS)
     # A cell may stand in several tables.
-    frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
-    frame = frame.groupby(["data", "metric"]).filter(_has_several_epsilons)
-    order = [*_TITLES, *sorted(set(frame["data"]) - set(_TITLES))]
-    frame = frame.assign(place=frame["data"].map(order.index))
-    return frame.sort_values(["place", "metric"], kind="stable", ignore_index=True).drop(columns="place")
-
-
-def _has_several_epsilons(panel: pd.DataFrame) -> bool:
-    return panel.loc[panel["whose"] == OURS, "epsilon"].round(2).nunique() > 1
+    return frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
 
 
 def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
-    if not table.metric.startswith("test/"):
-        return []
     lines = {line.name: line for line in (*table.rows, *table.columns)}
     deltas = runs.groupby(["row", "column"])["delta"].max()
     cells = summary(table, runs).dropna(subset=["unit", ACCOUNTANT, "mean"])
@@ -90,18 +72,24 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
     for cell in cells.to_dict("records"):
         row = lines[cell["row"]]
         column = lines[cell["column"]]
-        entry = _entry(table, row, column)
-        if entry["data"] in _NOISE:
+        data = group_choice("data", table, row, column)
+        if data not in _TITLES:
             continue
-        entry |= {
+        entry = {
+            "data": data,
+            "title": _TITLES[data],
             "unit": cell["unit"],
+            "source": table.source,
             "whose": OURS,
+            "label": table.label_of(row, column),
+            "method": group_choice("strategy", table, row, column) or "dpsgd",
             "epsilon": cell[ACCOUNTANT],
             "delta": deltas[row.name, column.name],
             "accountant": RDP,
             "value": cell["mean"],
             "half": cell["half"] if cell["n"] > FEW else None,
             "n": cell["n"],
+            "is_chosen": _is_chosen_here(table, row, column, data),
         }
         entries.append(entry)
     return entries
@@ -114,7 +102,6 @@ def _field() -> list[dict[str, Any]]:
         entry = {
             "title": _TITLES[published["data"]],
             "unit": "example",
-            "metric": "test/accuracy",
             "whose": published.get("whose", FIELD),
             "value": float(published["accuracy"]),
         }
@@ -123,25 +110,10 @@ def _field() -> list[dict[str, Any]]:
     return entries
 
 
-def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
-    """What a cell is, without its figures."""
-    data = group_choice("data", table, row, column) or "digits"
-    method = group_choice("strategy", table, row, column) or "dpsgd"
-    return {
-        "data": data,
-        "title": _TITLES.get(data, data),
-        "metric": table.metric,
-        "source": table.source,
-        "label": table.label_of(row, column),
-        "method": method,
-        "is_chosen": _is_chosen_here(table, row, column, data),
-    }
-
-
 def _is_chosen_here(table: Table, row: Variant, column: Variant, data: str) -> bool:
     """Whether a cell's settings were chosen on the data set that it is trained on."""
     if not table.chosen_from:
         return table.name.startswith(OWN)
     tuning = read_table(table.chosen_from)
-    chosen_on = group_choice("data", tuning, *tuning.cells[0]) or "digits"
+    chosen_on = group_choice("data", tuning, *tuning.cells[0])
     return table.chooses(row, column) and chosen_on == data
