@@ -81,7 +81,7 @@ def main() -> int:
     write_atomically(TABLE, "".join("\t".join(line) + "\n" for line in lines))
     gone = len(chosen) - len(mutants)
     print(f"{len(mutants)} mutants tried, {len(lost)} noticed no longer; {gone} are gone from the source")
-    return min(len(lost), 1)
+    return bool(lost)
 
 
 if __name__ == "__main__":
