@@ -103,8 +103,6 @@ tracking: $(VENV)/.ready ## Bounds that track known quantiles: results/adaptive_
 
 results: $(VENV)/.ready ## Write tables, figures and pages again from the committed runs
 	$(BIN)/python -m tools.results.refresh
-	$(BIN)/python -m tools.correlated_gain results
-	$(BIN)/python -m tools.correlated_gain --idea docs/images/correlated_noise.png
 
 queue: $(VENV)/.ready ## Make the tables of results/queue.txt, one run after another at low priority (days; in a clone that stays unchanged)
 	grep -v '^#' results/queue.txt | while read -r table; do \

@@ -65,10 +65,6 @@ CAPABILITIES = {
             "conf/table/correlated_noise",
             "tests/capabilities/auditing/test_banded_audit.py",
             "tests/capabilities/correlated",
-            "tests/tools/test_factorization.py",
-            "tools/correlated_gain.md.jinja",
-            "tools/correlated_gain.py",
-            "tools/factorization.py",
         ),
     ),
     "export": Capability(r"capabilities\.export|dpbench export", ("tests/capabilities/export",)),
@@ -94,7 +90,6 @@ CAPABILITIES = {
             "conf/table/tune",
             "tests/capabilities/tune",
             "tools/results/tuned.py",
-            "tools/tuning_cost.py",
         ),
     ),
     "prior": Capability(

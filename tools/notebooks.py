@@ -69,14 +69,16 @@ def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
             clean,
             timeout=_SECONDS,
             record_timing=False,
+            coalesce_streams=True,
             resources={"metadata": {"path": str(folder)}},
             extra_arguments=["--log-level=ERROR"],  # the kernel would warn of its own port on this machine
         )
         client.execute(env=_environment(profile))
     clean.metadata = nbformat.from_dict(_METADATA)  # type: ignore[no-untyped-call]
     for cell in clean.cells:
-        if cell.cell_type == "code":
-            cell.outputs = _joined_streams(cell.outputs)
+        for output in cell.get("outputs", []):
+            if output.output_type == "stream":
+                output.text = output.text.replace("\r\n", "\n")  # a command's lines
     return clean
 
 
@@ -89,21 +91,6 @@ def _environment(profile: str) -> dict[str, str]:
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["IPYTHONDIR"] = profile
     return environment
-
-
-def _joined_streams(outputs: list[NotebookNode]) -> list[NotebookNode]:
-    """Outputs in which text that arrived in pieces, as it happens to, is one again; a command's lines end in CR LF."""
-    joined: list[NotebookNode] = []
-    for output in outputs:
-        is_stream = output.output_type == "stream"
-        if is_stream:
-            output.text = output.text.replace("\r\n", "\n")
-        last = joined[-1] if joined else None
-        if is_stream and last is not None and last.output_type == "stream" and last.name == output.name:
-            last.text += output.text
-        else:
-            joined.append(output)
-    return joined
 
 
 def problems(notebook: NotebookNode) -> list[str]:

@@ -405,18 +405,14 @@ def updated(catalogue: Catalogue, records: Sequence[Seen]) -> Catalogue:
     return entries
 
 
-def write(chosen: Sequence[str], recorded: Path | None = None) -> None:
+def write(chosen: Sequence[str]) -> None:
     """Bring the catalogue up to date.
 
     Args:
         chosen: Tests or files to run beside the tests of refusals that have changed.
-        recorded: What a run of tests under `RECORD` has left; None: run them.
     """
     before = read()
     catalogue = carried(before, refusals(), all_tests())
-    if recorded is not None:
-        _save(updated(catalogue, _records(recorded)))
-        return
     changed = {function_of(test) for refusal, test in catalogue.items() if before.get(refusal) != test}
     words = [*chosen, *sorted(changed - {UNSEEN})]
     records: list[Seen] = []
@@ -454,17 +450,10 @@ def _save(catalogue: Catalogue) -> None:
 def main() -> None:
     """Write the catalogue."""
     parser = argparse.ArgumentParser(prog="python -m tools.refusals", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    writing = commands.add_parser("write", help="bring the catalogue up to date, and run tests that changes concern")
-    writing.add_argument("tests", nargs="*", metavar="TEST", help="tests or files whose refusals are entered")
-    writing.add_argument(
-        "--record",
-        type=Path,
-        metavar="FILE",
-        help=f"take what a run of tests with {RECORD}=FILE has left",
-    )
+    parser.add_argument("command", choices=["write"], help="run tests that changes concern, too")
+    parser.add_argument("tests", nargs="*", metavar="TEST", help="tests or files whose refusals are entered")
     options = parser.parse_args()
-    write(options.tests, options.record)
+    write(options.tests)
 
 
 if __name__ == "__main__":

@@ -40,14 +40,16 @@ def _tier_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_every_pair_that_goes_together_is_trained() -> None:
+    """A new value fails here until each pair is in a run: enter names into `runs.json`, and write their values."""
     possible = set().union(*map(pairs_of, valid_rows(AXES, is_valid)))
     trained = set().union(*(pairs_of(tuple(one.name.split("/"))) for one in scenarios()))
-    assert trained == possible
+    assert not possible - trained, f"not trained: {sorted(possible - trained)[:5]}"
+    assert not trained - possible
     assert 60 <= len(scenarios()) <= 100
 
 
 def test_every_strategy_and_scheme_has_golden_runs() -> None:
-    """A new one fails here until it has them: add it to `tools/golden/scenarios.py`, and write the values."""
+    """A new one fails here until it has them: add it to `tools/golden/scenarios.py`, and runs with it."""
     made = {getattr(make, "func", make) for make in STRATEGIES.values()}
     assert made == {getattr(strategies, name) for name in strategies.__all__} - {strategies.PrivateStrategy}
     configured = [yaml.safe_load(path.read_text())["_target_"] for path in (ROOT / "conf/strategy").glob("*.yaml")]
@@ -120,7 +122,6 @@ def test_other_epsilons_events_and_weights_are_said(outcomes: dict[str, Any]) ->
     other[straight.name]["events"][0]["count"] = 19
     said = list(wrong_values(chosen, outcomes, other))
     assert [line.partition(" is ")[0] for line in said] == [f"{killed.name}: epsilon", f"{straight.name}: events"]
-    assert "are of other runs" in next(wrong_values([straight], outcomes, committed))
 
     broken = copy.deepcopy(outcomes)
     broken[killed.name]["weights"][0] += 1e-7

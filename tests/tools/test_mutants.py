@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.mutants.mutation import KINDS, mutations_of
+from tools.mutants.mutation import mutations_of
 
 SOURCE = '''"""A module."""
 
@@ -52,7 +52,8 @@ def test_each_kind_of_change_is_made_where_it_stands(source: Path) -> None:
     mutations = mutations_of(source)
     negated = {one.name for one in mutations if one.change.startswith("value < LIMIT and weight → (not")}
     assert {one.name for one in mutations} - negated == CHANGES
-    assert {one.kind for one in mutations} == set(KINDS)
+    assert {one.kind for one in mutations} == {kind for _, kind, _ in CHANGES}
     (sign,) = [one for one in mutations if one.kind == "sign"]
     assert sign.source().decode() == SOURCE.replace("-self.total", "(self.total)")
-    assert all(one.compiles() for one in mutations)
+    for one in mutations:
+        compile(one.source(), "sums.py", "exec")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import time
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytorch_lightning as pl
 import torch
 
 from dpbench import strategies
@@ -24,6 +21,7 @@ from dpbench.models import MLP
 from dpbench.modules.image_classifier import ImageClassifier
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.records import LocalTraining, Users
+from tools.trainers import quiet, trainer_for
 
 _DELTA = 1e-5
 
@@ -98,7 +96,8 @@ def audited(
     Returns:
         One line of a table.
     """
-    with tempfile.TemporaryDirectory() as name, quiet():
+    quiet()
+    with tempfile.TemporaryDirectory() as name:
         folder, data = Path(name), setting.data_module()
         torch.manual_seed(seed)
         facts = data.model_options()
@@ -109,7 +108,7 @@ def audited(
         began = time.process_time()
         # The audit too, since what is broken may be the accounting that it asks.
         with broken or nullcontext():
-            trainer(strategy, folder, setting.steps).fit(module, data)
+            trainer_for(folder, [strategy], setting.steps).fit(module, data)
             trained = time.process_time()
             canaries: Any = strategy._releases.hook
             result = audit(read_ledger(folder / "ledger.jsonl"), canaries.sums.scores())
@@ -141,30 +140,3 @@ def columns(result: AuditResult) -> dict[str, Any]:
         "canaries": result.canaries,
         "releases": result.releases,
     }
-
-
-def trainer(strategy: pl.Callback, folder: Path, steps: int) -> pl.Trainer:
-    """A trainer that shows and keeps nothing."""
-    return pl.Trainer(
-        max_steps=steps,
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        enable_checkpointing=False,
-        limit_val_batches=0,
-        default_root_dir=str(folder),
-        callbacks=[strategy],
-    )
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """One thread, and nothing on the terminal."""
-    names = ("pytorch_lightning", "lightning_fabric", "lightning.fabric", "absl")
-    for name in names:
-        logging.getLogger(name).setLevel(logging.ERROR)
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

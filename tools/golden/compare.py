@@ -31,6 +31,7 @@ _RAISE = (
     "meant, raise RANDOM_NUMBERS in privacy/randomness.py and run `python -m tools.golden write`."
 )
 _NUMBERS = "tests/golden/numbers.json"
+_RUNS = "tests/golden/runs.json"
 _SET_BASE = "commit the golden values, then run `python -m tools.golden base` and commit tests/golden/base.txt"
 _MOST_SECONDS = 900
 Say = Callable[[str], object]
@@ -119,7 +120,7 @@ def weights_before(chosen: Sequence[Scenario], revision: str) -> Outcomes:
         return train([scenario for scenario in chosen if scenario.name in names], place)
 
 
-def write(say: Say = print) -> None:
+def write() -> None:
     """Write the committed values again, and what new ledgers cost.
 
     Raises:
@@ -135,9 +136,9 @@ def write(say: Say = print) -> None:
             raise SystemExit(line)
     path.write_text(lines_of(now), encoding="utf-8")
     for name in add_facts():
-        say(f"new ledger: {name}")
+        print(f"new ledger: {name}")
     chosen = list(scenarios())
-    say(f"training {len(chosen)} golden runs")
+    print(f"training {len(chosen)} golden runs")
     outcomes = train(chosen)
     values = {scenario.name: values_of(outcomes[scenario.name]) for scenario in chosen}
     (FOLDER / "runs.json").write_text(lines_of(values), encoding="utf-8")
@@ -229,6 +230,8 @@ def _is_source_of(revision: str) -> bool:
 
 def _extract(revision: str, folder: Path) -> Path:
     """Put the files of a revision into a folder, without touching the checkout."""
-    with tarfile.open(fileobj=BytesIO(git("archive", "--format=tar", revision, "src", "conf", "tools"))) as archive:
+    with tarfile.open(
+        fileobj=BytesIO(git("archive", "--format=tar", revision, "src", "conf", "tools", _RUNS))
+    ) as archive:
         archive.extractall(folder, filter="data")
     return folder

@@ -95,11 +95,7 @@ def ledger_of(text: str) -> Ledger:
 
 def wrong_values(chosen: Iterable[Scenario], outcomes: Outcomes, committed: dict[str, Values]) -> Iterator[str]:
     """Say which runs have other epsilons or events than the committed ones."""
-    names = [scenario.name for scenario in chosen]
-    if sorted(names) != sorted(committed):
-        yield "the committed values are of other runs: python -m tools.golden write"
-        return
-    for name in names:
+    for name in (scenario.name for scenario in chosen):
         now = values_of(outcomes[name])
         then = committed[name]
         for part in sorted({*now, *then}):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import ast
-import hashlib
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
-KINDS = ("comparison", "condition", "constant", "operator", "sign", "statement")
 _COMPARISONS = {
     ast.Lt: ast.LtE,
     ast.LtE: ast.Lt,
@@ -38,7 +36,7 @@ class Mutation:
 
     Attributes:
         function: Qualified name of the function within its module; "" at the level of the module.
-        kind: One of `KINDS`.
+        kind: "comparison", "condition", "constant", "operator", "sign" or "statement".
         change: Old and new text of the place; with a number where the function has several that are alike.
         path: File of today.
         span: First and last byte of the place in that file.
@@ -63,39 +61,12 @@ class Mutation:
         start, end = self.span
         return source[:start] + self.text.encode() + source[end:]
 
-    def compiles(self) -> bool:
-        """Tell a mutant from a syntax error."""
-        try:
-            compile(self.source(), str(self.path), "exec", dont_inherit=True)
-        except SyntaxError:
-            return False
-        return True
-
 
 def mutations_of(path: Path) -> list[Mutation]:
-    """All mutations of a file; a few of them may not compile."""
+    """All mutations of a file."""
     visitor = _Visitor(path)
     visitor.visit(ast.parse(path.read_bytes()))
     return visitor.mutations
-
-
-def sample(mutations: list[Mutation], count: int) -> list[Mutation]:
-    """Draw mutations by a hash of their names, each kind in turn: a change elsewhere changes few of those drawn."""
-    by_kind: dict[str, list[Mutation]] = defaultdict(list)
-    for mutation in sorted(mutations, key=_draw):
-        by_kind[mutation.kind].append(mutation)
-    drawn: list[Mutation] = []
-    while len(drawn) < count and any(by_kind.values()):
-        for kind in KINDS:
-            if by_kind[kind] and len(drawn) < count:
-                mutation = by_kind[kind].pop(0)
-                if mutation.compiles():
-                    drawn.append(mutation)
-    return drawn
-
-
-def _draw(mutation: Mutation) -> str:
-    return hashlib.sha256("\t".join(mutation.name).encode()).hexdigest()
 
 
 class _Visitor(ast.NodeVisitor):

@@ -70,10 +70,7 @@ def best(frame: pd.DataFrame) -> pd.DataFrame:
     those of the runs that they describe. So is what has less than half the accuracy of the best.
     """
     shown = frame[
-        frame["data"].isin(_DATA)
-        & (frame["unit"] == "example")
-        & frame["whose"].isin((OURS, FIELD))
-        & (frame["epsilon"] <= _MOST_EPSILON)
+        (frame["unit"] == "example") & frame["whose"].isin((OURS, FIELD)) & (frame["epsilon"] <= _MOST_EPSILON)
     ]
     method = shown["method"].where(shown["whose"] == OURS, shown["source"])
     shown = shown.assign(

@@ -1,98 +1,70 @@
-"""Accuracy against epsilon for each data set, ours beside the papers': `results/overview.csv`."""
+"""Accuracy against epsilon for each data set, ours beside the field's: what the picture of the README shows."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import yaml
 
-from dpbench.files import write_atomically
 from dpbench.harness.reproduce._summary import summary
-from dpbench.harness.reproduce.tables import MEASURES, Table, Variant, read_table
+from dpbench.harness.reproduce.tables import Table, Variant, read_table
 from tools.results.choices import group_choice
 
-OVERVIEW = "overview"
 OURS = "ours"
-PAPER = "paper"
 FIELD = "field"
 OWN = "recipes/"
 """Of tables that reproduce no paper: what stands beside our figures there is the field's."""
 ACCOUNTANT = "epsilon_rdp"
 RDP = "RDP"
 
-_NOISE = ("random_noise", "user_noise")  # of whose test data nothing can be learned
 FEW = 2  # runs, which say nothing about their spread
-_TITLES = {
-    "mnist": "MNIST",
-    "cifar10": "CIFAR-10",
-    "digits": "digits",
-    "mnist_writers": "MNIST by writer",
-    "stackexchange_tags": "tags of beer.stackexchange, by user",
-}
+_METRIC = "test/accuracy"
+_TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 _COLUMNS = [
     "data",
     "title",
     "unit",
-    "metric",
-    "axis",
-    "table",
-    "name",
     "source",
     "whose",
-    "row",
-    "column",
     "label",
+    "method",
     "epsilon",
     "delta",
     "accountant",
     "value",
     "half",
     "n",
+    "is_chosen",
+    "beside",
 ]
-_ONLY_DRAWN = ["method", "is_chosen", "beside"]
-"""Columns that the picture of the README shows and overview.csv does not have."""
 METHODS = {
     "dpsgd": ("DP-SGD", "#3060a8"),
     "discretized": ("discretized gradients", "#e08020"),
     "adaptive_mean": ("adaptive mean clipping", "#508850"),
     "adaptive_quantile": ("adaptive quantile clipping", "#c04030"),
 }
-"""Strategy → its name and color, the same for ours and for what papers print of it."""
+"""Strategy → its name and color."""
 
 
-def points(results: Mapping[str, tuple[Table, pd.DataFrame]], tables: Sequence[Table]) -> pd.DataFrame:
-    """List each private cell of ours on test data, and each figure with an epsilon that others publish.
-
-    Panels (data set and metric, by example or by user) with one private result of ours, or one epsilon, are left out.
+def points(results: Mapping[str, tuple[Table, pd.DataFrame]]) -> pd.DataFrame:
+    """List each private cell of ours on test data, and what others publish.
 
     Args:
         results: Tables with runs (as in runs.csv), by name.
-        tables: Every table, also those without runs: what papers print stands there, too.
     """
     lines = []
     for table, runs in results.values():
-        lines += _ours(table, runs)
-    for table in tables:
-        lines += _papers(table)
-    frame = pd.DataFrame(lines + _field(), columns=[*_COLUMNS, *_ONLY_DRAWN])
-    # A figure of a paper stands in each table that is compared with it.
-    frame = frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
-    frame = frame.groupby(["data", "metric"]).filter(_has_several_epsilons)
-    order = [*_TITLES, *sorted(set(frame["data"]) - set(_TITLES))]
-    frame = frame.assign(place=frame["data"].map(order.index))
-    return frame.sort_values(["place", "metric"], kind="stable", ignore_index=True).drop(columns="place")
-
-
-def _has_several_epsilons(panel: pd.DataFrame) -> bool:
-    return panel.loc[panel["whose"] == OURS, "epsilon"].round(2).nunique() > 1
+        if table.metric == _METRIC:
+            lines += _ours(table, runs)
+    frame = pd.DataFrame(lines + _field(), columns=_COLUMNS)
+    # A cell may stand in several tables.
+    return frame.drop_duplicates(["data", "source", "whose", "label", "epsilon", "value"])
 
 
 def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
-    if not table.metric.startswith("test/"):
-        return []
     lines = {line.name: line for line in (*table.rows, *table.columns)}
     deltas = runs.groupby(["row", "column"])["delta"].max()
     cells = summary(table, runs).dropna(subset=["unit", ACCOUNTANT, "mean"])
@@ -100,41 +72,24 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
     for cell in cells.to_dict("records"):
         row = lines[cell["row"]]
         column = lines[cell["column"]]
-        entry = _entry(table, row, column)
-        if entry["data"] in _NOISE:
+        data = group_choice("data", table, row, column)
+        if data not in _TITLES:
             continue
-        entry |= {
+        entry = {
+            "data": data,
+            "title": _TITLES[data],
             "unit": cell["unit"],
+            "source": table.source,
             "whose": OURS,
+            "label": table.label_of(row, column),
+            "method": group_choice("strategy", table, row, column) or "dpsgd",
             "epsilon": cell[ACCOUNTANT],
             "delta": deltas[row.name, column.name],
             "accountant": RDP,
             "value": cell["mean"],
             "half": cell["half"] if cell["n"] > FEW else None,
             "n": cell["n"],
-        }
-        entries.append(entry)
-    return entries
-
-
-def _papers(table: Table) -> list[dict[str, Any]]:
-    """What is printed with an epsilon, in the unit that the paper accounts for."""
-    if not table.metric.startswith("test/") or table.name.startswith(OWN):
-        return []
-    entries = []
-    for row, column in table.cells:
-        epsilon = row.epsilon if row.epsilon is not None else column.epsilon
-        mean, _ = table.printed(row.name, column.name)
-        if epsilon is None or mean is None:
-            continue
-        by_microbatch = "strategy.microbatch_size=" in " ".join(table.words_of(row, column))
-        entry = _entry(table, row, column)
-        entry |= {
-            "unit": "microbatch" if by_microbatch else "example",
-            "whose": PAPER,
-            "epsilon": epsilon,
-            "accountant": "as claimed",
-            "value": mean,
+            "is_chosen": _is_chosen_here(table, row, column, data),
         }
         entries.append(entry)
     return entries
@@ -147,13 +102,7 @@ def _field() -> list[dict[str, Any]]:
         entry = {
             "title": _TITLES[published["data"]],
             "unit": "example",
-            "metric": "test/accuracy",
-            "axis": MEASURES["test/accuracy"].label,
-            "table": "",
-            "name": "see results/field.yaml",
             "whose": published.get("whose", FIELD),
-            "row": "",
-            "column": "",
             "value": float(published["accuracy"]),
         }
         numbers = {"epsilon": float(published["epsilon"]), "delta": float(published["delta"])}
@@ -161,42 +110,10 @@ def _field() -> list[dict[str, Any]]:
     return entries
 
 
-def _entry(table: Table, row: Variant, column: Variant) -> dict[str, Any]:
-    """What is common to our figure and the paper's figure of a cell."""
-    data = group_choice("data", table, row, column) or "digits"
-    method = group_choice("strategy", table, row, column) or "dpsgd"
-    return {
-        "data": data,
-        "title": _TITLES.get(data, data),
-        "metric": table.metric,
-        "axis": table.measure.label,
-        "table": table.folder,
-        "name": table.title,
-        "source": table.source,
-        "row": row.name,
-        "column": column.name,
-        "label": table.label_of(row, column),
-        "method": method,
-        "is_chosen": _is_chosen_here(table, row, column, data),
-    }
-
-
 def _is_chosen_here(table: Table, row: Variant, column: Variant, data: str) -> bool:
     """Whether a cell's settings were chosen on the data set that it is trained on."""
     if not table.chosen_from:
         return table.name.startswith(OWN)
     tuning = read_table(table.chosen_from)
-    chosen_on = group_choice("data", tuning, *tuning.cells[0]) or "digits"
+    chosen_on = group_choice("data", tuning, *tuning.cells[0])
     return table.chooses(row, column) and chosen_on == data
-
-
-def write_overview(frame: pd.DataFrame, folder: Path) -> None:
-    """Write overview.csv.
-
-    Args:
-        frame: See `points`.
-        folder: Of the results.
-    """
-    if not frame.empty:
-        text = frame.to_csv(columns=_COLUMNS, index=False, float_format="%.6g")
-        write_atomically(folder / f"{OVERVIEW}.csv", text)

@@ -20,7 +20,7 @@ from dpbench.harness.reproduce._results import (
 from dpbench.harness.reproduce.tables import read_table, table_names
 from tools.results import audited
 from tools.results.front import write_front
-from tools.results.overview import points, write_overview
+from tools.results.overview import points
 from tools.results.verdicts import VERDICTS, read_verdicts, write_verdicts
 
 _PAGES = ("README.md", "docs/reproduced.md", "docs/discretized_gradients.md", "docs/random_prior.md")
@@ -51,9 +51,7 @@ def refresh(root: Path) -> list[str]:
     for table, runs in with_runs.values():
         folder = results / table.folder
         write_outputs(table, runs, read_logged(table, folder), folder)
-    frame = points(with_runs, tables)
-    write_overview(frame, results)
-    write_front(frame, results)
+    write_front(points(with_runs), results)
     if (results / VERDICTS).is_file():
         write_verdicts(read_verdicts(), tables, with_runs, results)
     if (results / audited.FOLDER / RUNS).is_file():
