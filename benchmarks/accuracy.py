@@ -88,7 +88,7 @@ RECIPES = {
     "MNIST 98 %": Recipe(0.98, 3, "mnist", "scattering", 200, 16.0),
     "MNIST 98.5 %": Recipe(0.985, 3, "mnist", "scattering", 488, 14.0),
     "CIFAR-10 60 %": Recipe(0.60, 1, "cifar10", "mirrored_scattering", 45, 16.0, image_size=24),
-    "CIFAR-10 65 %": Recipe(0.65, 3, "cifar10", "mirrored_scattering", 120, 12.0, image_size=24),
+    "CIFAR-10 65 %": Recipe(0.65, 3, "cifar10", "mirrored_scattering", 160, 16.0, image_size=24),
     "CIFAR-10 69 %": Recipe(0.69, 3, "cifar10", "mirrored_scattering", 250, 10.0),
 }
 
