@@ -238,11 +238,11 @@ def _users(options: argparse.Namespace, path: Path) -> None:
 
 def _networks(options: argparse.Namespace, path: Path) -> None:
     """Network by network; what was measured is on disk after each."""
-    from benchmarks import networks  # with libraries that take seconds
+    from benchmarks import networks, ways  # with libraries that take seconds
 
     origin = rows.origin()
     for name in options.workloads or networks.NETWORKS:
-        new = networks.measure(
+        new = ways.measure(
             name,
             options.methods or networks.WAYS,
             options.repeats,

@@ -5,8 +5,7 @@ Models of transformers and torchvision with random weights, each way in a proces
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from tempfile import TemporaryDirectory
@@ -20,14 +19,8 @@ from torch import Tensor, nn
 from torchvision.models import SwinTransformer
 
 from benchmarks import opacus_, ours
-from benchmarks.machine import wait_until_quiet
-from benchmarks.orders import Orders
+from benchmarks.orders import Orders, PeakMemory, first_steps
 from benchmarks.plain import SGD, Step
-from benchmarks.processes import Worker
-from benchmarks.rounds import median_ratio
-from benchmarks.rows import Row
-from benchmarks.timing import Say, Timed, measure_rounds
-from benchmarks.worker import PeakMemory, first_steps
 from dpbench import PrivateTrainer
 from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.sampler import PrivateBatchSampler, make_sampling
@@ -149,7 +142,7 @@ def _gpt(dropout: float, **settings: Any) -> nn.Module:
 
 def _gpt_with_lora(dropout: float) -> nn.Module:
     lora = peft.LoraConfig(r=8, lora_dropout=0.0, fan_in_fan_out=True, task_type="CAUSAL_LM")
-    adapted: nn.Module = peft.get_peft_model(_gpt(dropout), lora)  # type: ignore[arg-type]
+    adapted: nn.Module = peft.get_peft_model(_gpt(dropout), lora)
     return adapted
 
 
@@ -236,7 +229,7 @@ def _opacus(network: Network, mode: str) -> Step:
     return opacus_.private_step(network.model(), mode, lambda net: network.losses(net, lot), network.records)
 
 
-class _Trainer(PrivateTrainer):
+class _Trainer(PrivateTrainer):  # type: ignore[misc]  # without a type to mypy
     """Takes the whole lot in each step, since times are compared."""
 
     def get_train_dataloader(self) -> PrivateDataLoader:
@@ -301,45 +294,3 @@ def serve(orders: Orders, name: str, way: str) -> None:
     orders.functions[way] = step
     orders.say(peak_mb=peak)
     orders.advance()
-
-
-def measure(name: str, ways: Sequence[str], turns: int, patience: float, say: Say) -> list[Row]:
-    """Measure ways in alternation, on one thread.
-
-    Args:
-        name: Of `NETWORKS`.
-        ways: Of `WAYS`; the plain one belongs to every measurement.
-        turns: Steps of each way, after one that does not count.
-        patience: Seconds to wait for a quiet machine.
-        say: Told what is being done.
-
-    Returns:
-        A row for each way: medians of CPU time, and medians over turns of ratios within a turn.
-    """
-    timed = []
-    for way in (way for way in WAYS if way in {"plain", *ways}):
-        say(f"starting {way}")
-        worker = Worker(("networks", name, way))
-        timed.append(Timed(way, worker, error=worker.facts.get("error"), peak_mb=worker.facts.get("peak_mb")))
-    quiet = wait_until_quiet(patience)
-    measure_rounds(timed, turns, 1, say, threads=1)
-    rows = []
-    for entry in timed:
-        entry.worker.close()
-        cpus = [] if entry.error else entry.cpus
-        rows.append(
-            {
-                "workload": name,
-                "method": entry.method,
-                "device": "cpu",
-                "records": NETWORKS[name].records,
-                "turns": len(cpus),
-                "cpu_ms": 1e3 * statistics.median(cpus) if cpus else None,
-                "cpu_ms_range": [1e3 * min(cpus), 1e3 * max(cpus)] if cpus else None,
-                "ratio_to_plain": median_ratio(cpus, timed[0].cpus),
-                "peak_mb": entry.peak_mb,
-                "quiet": quiet,
-                "error": entry.error,
-            }
-        )
-    return rows

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
-from typing import Any
 
 from benchmarks import machine
-from benchmarks.orders import Orders, one_line
+from benchmarks.orders import Orders, first_steps, one_line
 
 _SIZES = 60  # lots, after which nearly all sizes were met
 _SIZES_OF_GRAPHS = 600  # a size is recorded when it comes again
@@ -101,44 +100,6 @@ def _users(pipe: Connection, family: str, kind: str, name: str, users: int, meth
 
         facts = add_functions(orders.functions, task, users, methods)
         serve(task, users, orders, facts)
-
-
-class PeakMemory:
-    """The memory that is taken from now on at most, above what is held now.
-
-    Args:
-        device: "cpu" or "cuda".
-    """
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        if device == "cuda":
-            import torch
-
-            torch.cuda.reset_peak_memory_stats()
-            self._before = float(torch.cuda.memory_allocated())
-        else:
-            machine.reset_peak()
-            self._before = machine.resident_mb("VmRSS")
-            self._libraries = machine.resident_mb("RssFile")
-
-    def mb(self) -> float:
-        """So far, in MB."""
-        if self._device == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-            return (torch.cuda.max_memory_allocated() - self._before) / 2**20
-        mapped = machine.resident_mb("RssFile") - self._libraries  # by the first use of an operator: of no step
-        return max(machine.resident_mb("VmHWM") - self._before - mapped, 0.0)
-
-
-def first_steps(step: Any, device: str, steps: int = 2) -> float:
-    """Make the first steps and return the memory in MB that they took at most, above what model and data hold."""
-    peak = PeakMemory(device)
-    for _ in range(steps):
-        step()
-    return peak.mb()
 
 
 if __name__ == "__main__":
