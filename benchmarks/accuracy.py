@@ -2,7 +2,7 @@
 
 A row is a whole process of one thread: imports, features, training and the test. `dpbench train` is started as a user
 does; Opacus trains the same model on the same features (`dpbench.data`), with the same expected batch size, steps,
-noise multiplier, bound, optimizer and schedule. The length of a recipe was chosen on 5,000 held-out training records.
+noise multiplier, bound, optimizer and schedule. Steps are fixed; how they were chosen is on the page.
 """
 
 from __future__ import annotations
