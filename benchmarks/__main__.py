@@ -7,7 +7,8 @@ python -m benchmarks quick                                one workload, printed 
 python -m benchmarks startup                              what a command takes before it does anything
 python -m benchmarks users                                a round of local training by users (twenty minutes)
 python -m benchmarks axis                                 share of a step that the record axis takes (three minutes)
-python -m benchmarks networks                             T5, OPT, Swin, BERT with LoRA (two minutes)
+python -m benchmarks networks                             GPT-2, T5, OPT, Swin, BERT beside Opacus (ten minutes)
+python -m benchmarks accuracy                             CPU seconds to an accuracy, beside Opacus (an hour)
 python -m benchmarks report [--file PATH.json]            tables and pictures again, from what was measured
 
 What must hold on a GPU are tests: `python -m pytest -m gpu --device cuda tests/gpu`.
@@ -25,7 +26,7 @@ from typing import Any
 import pandas as pd
 import torch
 
-from benchmarks import axis, machine, pages, rounds, rows, startup
+from benchmarks import accuracy, axis, machine, pages, rounds, rows, startup
 from benchmarks.methods import GPU_METHODS, METHODS, QUICK, methods_for
 from benchmarks.rows import Row
 from benchmarks.timing import measure_steps
@@ -37,8 +38,8 @@ from benchmarks.workloads import (
     WORKLOADS,
 )
 
-_PARTS = ("steps", "gpu", "quick", "startup", "users", "networks", "axis", "report")
-_ENDINGS = {"users": "-users.json", "networks": "-networks.json"}
+_PARTS = ("steps", "gpu", "quick", "startup", "users", "networks", "accuracy", "axis", "report")
+_WITH_OWN_PAGE = ("users", "networks", "accuracy")
 _TURNS = (5, 2)  # for wall and for CPU time
 _TURNS_OF_QUICK = (9, 5)  # more than in the whole benchmark, since one asks for small changes
 _STARTS = 3
@@ -52,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.device == "cuda" and not torch.cuda.is_available():
         return _refuse("there is no GPU: leave --device out.")
     name = rows.hardware(options.device, options.threads)
-    path = options.out / (name + _ENDINGS.get(options.what, ".json"))
+    path = options.out / (name + (f"-{options.what}.json" if options.what in _WITH_OWN_PAGE else ".json"))
     if options.what == "report" and options.file:
         path = options.file
     if refusal := _refusal(options, path):
@@ -68,20 +69,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         case "axis":
             print("\n".join(axis.shares(options.workloads or axis.WORKLOADS)))
             return 0
-        case "networks":
-            from benchmarks import networks  # with libraries that take seconds
-
-            print(networks.write_page(path.with_suffix(".md"), options.repeats, options.wait, _say))
-            return 0
-        case "users":
-            _users(options, path)
-        case "startup":
-            _startup(options, path)
+        case "report":
+            pass
         case "steps":
             all_workloads = GPU_WORKLOADS if options.device == "cuda" else WORKLOADS
             _measure(options, path, options.workloads or list(all_workloads))
             if options.device == "cpu" and not (options.workloads or options.methods):
                 _startup(options, path)
+        case part:
+            _OWN[part](options, path)
     print(pages.write(path))
     return 0
 
@@ -95,9 +91,18 @@ def _refusal(options: argparse.Namespace, path: Path) -> str | None:
     """What is wrong with the options, in one line."""
     workloads: Mapping[str, Any] = GPU_WORKLOADS
     methods: Sequence[str] = GPU_METHODS if options.device == "cuda" else METHODS
-    if options.what == "users":
-        workloads = TASKS
-        methods = rounds.METHODS
+    match options.what:
+        case "users":
+            workloads = TASKS
+            methods = rounds.METHODS
+        case "networks":
+            from benchmarks import networks
+
+            workloads = networks.NETWORKS
+            methods = networks.WAYS
+        case "accuracy":
+            workloads = accuracy.RECIPES
+            methods = accuracy.METHODS
     for kind, names, choices in (("workload", options.workloads, workloads), ("method", options.methods, methods)):
         for name in names or ():
             if name not in choices:
@@ -229,6 +234,34 @@ def _users(options: argparse.Namespace, path: Path) -> None:
             lambda text, task=task: _say(f"{task}: {text}"),  # type: ignore[misc]
         )
         rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
+
+
+def _networks(options: argparse.Namespace, path: Path) -> None:
+    """Network by network; what was measured is on disk after each."""
+    from benchmarks import networks, ways  # with libraries that take seconds
+
+    origin = rows.origin()
+    for name in options.workloads or networks.NETWORKS:
+        new = ways.measure(
+            name,
+            options.methods or networks.WAYS,
+            options.repeats,
+            options.wait,
+            lambda text, name=name: _say(f"{name}: {text}"),  # type: ignore[misc]
+        )
+        rows.write(path, rows.merged(rows.read(path), [row | origin for row in new]))
+
+
+def _accuracy(options: argparse.Namespace, path: Path) -> None:
+    """Run by run; those that are in the file are kept."""
+    origin = rows.origin()
+    names = options.workloads or list(accuracy.RECIPES)
+    old = rows.read(path)
+    for row in accuracy.measure(names, options.methods or accuracy.METHODS, accuracy.SEEDS, old, _say):
+        rows.write(path, [*rows.read(path), row | origin])
+
+
+_OWN = {"users": _users, "networks": _networks, "accuracy": _accuracy, "startup": _startup}
 
 
 if __name__ == "__main__":

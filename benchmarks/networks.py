@@ -1,37 +1,35 @@
 """A private step of networks as people have them, against a plain one and Opacus: `python -m benchmarks networks`.
 
-Small models of transformers and torchvision with random weights, by `PrivateLoop` (lots, guards, ledger and noise).
+Models of transformers and torchvision with random weights, each way in a process of its own.
 """
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 from typing import Any
 
 import peft
 import torch
 import transformers
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torchvision.models import SwinTransformer
 
-from benchmarks import pages, rows
-from benchmarks.machine import processor, wait_until_quiet
-from benchmarks.orders import one_line
-from benchmarks.timing import Say
-from dpbench.callback.loop import PrivateLoop
+from benchmarks import opacus_, ours
+from benchmarks.orders import Orders, PeakMemory, first_steps
+from benchmarks.plain import SGD, Step
+from dpbench import PrivateTrainer
 from dpbench.data.loader import PrivateDataLoader
 from dpbench.data.sampler import PrivateBatchSampler, make_sampling
+from dpbench.losses import next_token, per_record
+from dpbench.privacy.gradients.engine import PerRecordEngine
 from dpbench.strategies import DPSGD
 
-RECORDS = 16
+WAYS = ("plain", "engine", "harness", "hooks", "ghost")
 _VOCABULARY = 8000
-_WARM = 3  # steps before the clocks run
 Lot = dict[str, Tensor]
 
 
@@ -40,19 +38,38 @@ class Network:
     """A network with a lot for it.
 
     Attributes:
-        build: Makes it, given a rate of dropout, or of stochastic depth in networks for images; its output is the loss
-            or has it.
-        lot: Arguments of its forward pass, with a row for each record.
+        build: Makes it, given a rate of dropout, or of stochastic depth in networks for images; its output has the
+            logits.
+        lot: Arguments of its forward pass for a number of records, with a row for each, and their labels.
+        loss: Losses of the records, of logits and labels.
         dropout: Its rate.
+        records: In the lot.
     """
 
     build: Callable[[float], nn.Module]
-    lot: Callable[[], Lot]
+    lot: Callable[[int], Lot]
+    loss: Callable[[Tensor, Tensor], Tensor] = per_record
     dropout: float = 0.0
+    records: int = 16
+
+    def model(self) -> nn.Module:
+        """The network with the same weights in every process, training."""
+        torch.manual_seed(0)
+        return self.build(self.dropout).train()
+
+    def data(self) -> Lot:
+        """The same lot in every process."""
+        torch.manual_seed(1)
+        return self.lot(self.records)
+
+    def losses(self, net: nn.Module, lot: Lot) -> Tensor:
+        """Losses (R,) of the records of a lot."""
+        inputs = {name: rows for name, rows in lot.items() if name != "labels"}
+        return self.loss(net(**inputs).logits, lot["labels"])
 
 
-def _tokens(length: int) -> Tensor:
-    return torch.randint(_VOCABULARY, (RECORDS, length))
+def _tokens(records: int, length: int, vocabulary: int = _VOCABULARY) -> Tensor:
+    return torch.randint(vocabulary, (records, length))
 
 
 def _t5(dropout: float) -> nn.Module:
@@ -92,14 +109,14 @@ def _swin(dropout: float) -> nn.Module:
 
 
 class _SwinOfTorchvision(SwinTransformer):  # type: ignore[misc]  # torchvision has no types
-    """Torchvision's, with the arguments and the loss of that of transformers."""
+    """Torchvision's, with the arguments and the output of that of transformers."""
 
     def __init__(self, dropout: float) -> None:
         settings: dict[str, Any] = {"patch_size": [4, 4], "window_size": [4, 4], "num_classes": 10}
         super().__init__(**_SWIN, **settings, stochastic_depth_prob=dropout)
 
-    def forward(self, pixel_values: Tensor, labels: Tensor) -> Tensor:
-        return F.cross_entropy(super().forward(pixel_values), labels)
+    def forward(self, pixel_values: Tensor) -> SimpleNamespace:
+        return SimpleNamespace(logits=super().forward(pixel_values))
 
 
 def _bert_with_lora(dropout: float) -> nn.Module:
@@ -118,130 +135,162 @@ def _bert_with_lora(dropout: float) -> nn.Module:
     return adapted
 
 
-def _images() -> Lot:
-    return {"pixel_values": torch.randn(RECORDS, 3, 64, 64), "labels": torch.arange(RECORDS) % 10}
+def _gpt(dropout: float, **settings: Any) -> nn.Module:
+    rates = dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), dropout)
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**settings, **rates))  # type: ignore[arg-type]
 
 
-def _translations() -> Lot:
-    return {"input_ids": _tokens(48), "labels": _tokens(32)}
+def _gpt_with_lora(dropout: float) -> nn.Module:
+    lora = peft.LoraConfig(r=8, lora_dropout=0.0, fan_in_fan_out=True, task_type="CAUSAL_LM")
+    adapted: nn.Module = peft.get_peft_model(_gpt(dropout), lora)
+    return adapted
 
 
-def _texts() -> Lot:
-    words = _tokens(64)
+def _images(records: int) -> Lot:
+    return {"pixel_values": torch.randn(records, 3, 64, 64), "labels": torch.arange(records) % 10}
+
+
+def _translations(records: int) -> Lot:
+    labels = _tokens(records, 32)
+    return {"input_ids": _tokens(records, 48), "decoder_input_ids": labels.roll(1, 1), "labels": labels}
+
+
+def _texts(records: int, length: int = 64, vocabulary: int = _VOCABULARY) -> Lot:
+    words = _tokens(records, length, vocabulary)
     return {"input_ids": words, "labels": words}
 
 
-def _classified_texts() -> Lot:
-    return {"input_ids": _tokens(64), "labels": torch.arange(RECORDS) % 2}
+def _gpt_texts(records: int, vocabulary: int) -> Lot:
+    """With positions, which Opacus' hooks know no other way to give each record."""
+    return {"position_ids": torch.arange(128).repeat(records, 1), **_texts(records, 128, vocabulary)}
 
 
+def _classified_texts(records: int) -> Lot:
+    return {"input_ids": _tokens(records, 64), "labels": torch.arange(records) % 2}
+
+
+_SMALL = {"n_layer": 4, "n_embd": 256, "n_head": 4, "n_positions": 128, "vocab_size": _VOCABULARY}
+_SMALL_TEXTS = partial(_gpt_texts, vocabulary=_VOCABULARY)
+NETWORKS = {
+    "GPT-2 small with LoRA": Network(
+        _gpt_with_lora,
+        partial(_gpt_texts, vocabulary=50257),
+        next_token,
+        records=4,
+    ),
+    "small GPT": Network(partial(_gpt, **_SMALL), _SMALL_TEXTS, next_token),
+    "small GPT, untied": Network(partial(_gpt, **_SMALL, tie_word_embeddings=False), _SMALL_TEXTS, next_token),
+}
 _KINDS = (
-    ("T5", "dropout", _t5, _translations),
-    ("OPT", "dropout", _opt, _texts),
-    ("Swin (transformers)", "stochastic depth", _swin, _images),
-    ("Swin (torchvision)", "stochastic depth", _SwinOfTorchvision, _images),
-    ("BERT with LoRA", "dropout", _bert_with_lora, _classified_texts),
+    ("T5", "dropout", _t5, _translations, per_record),
+    ("OPT", "dropout", _opt, _texts, next_token),
+    ("Swin (transformers)", "stochastic depth", _swin, _images, per_record),
+    ("Swin (torchvision)", "stochastic depth", _SwinOfTorchvision, _images, per_record),
+    ("BERT with LoRA", "dropout", _bert_with_lora, _classified_texts, per_record),
 )
-NETWORKS: dict[str, Network] = {}
-for name, rate, build, lot in _KINDS:
-    NETWORKS[name] = Network(build, lot)
-    NETWORKS[f"{name}, {rate} 0.1"] = Network(build, lot, 0.1)
+for name, rate, build, lot, loss in _KINDS:
+    NETWORKS[name] = Network(build, lot, loss)
+    NETWORKS[f"{name}, {rate} 0.1"] = Network(build, lot, loss, 0.1)
 
 
-def _step(net: nn.Module, lot: Any) -> Tensor:
-    output = net(**lot)
-    loss: Tensor = output if isinstance(output, Tensor) else output.loss
-    return loss
+def _trained(net: nn.Module) -> torch.optim.Optimizer:
+    return SGD(parameter for parameter in net.parameters() if parameter.requires_grad)
 
 
-def _sgd(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=0.0)
+def _plain(network: Network) -> Step:
+    net = network.model()
+    lot = network.data()
+    optimizer = _trained(net)
 
-
-def _plain(net: nn.Module, optimizer: torch.optim.Optimizer, lot: Lot) -> Iterator[None]:
-    while True:
+    def step() -> None:
         optimizer.zero_grad()
-        _step(net, lot).backward()  # type: ignore[no-untyped-call]
+        network.losses(net, lot).mean().backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        yield
+
+    return step
 
 
-def _opacus(net: nn.Module, lot: Lot) -> Iterator[None]:
-    from opacus.grad_sample import GradSampleModule
-    from opacus.optimizers import DPOptimizer
-
-    sampled = GradSampleModule(net)
-    optimizer = DPOptimizer(_sgd(sampled), noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=RECORDS)
-    yield from _plain(sampled, optimizer, lot)
-
-
-def _ours(net: nn.Module, lot: Lot, folder: str) -> PrivateLoop:
-    strategy = DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine", ledger=f"{folder}/ledger.jsonl")
-    records: Any = [dict(zip(lot, record, strict=True)) for record in zip(*lot.values(), strict=True)]
-    loader = PrivateDataLoader(records, PrivateBatchSampler(make_sampling("full", RECORDS, RECORDS), None))
-    return PrivateLoop(net, _sgd(net), loader, strategy, _step, steps=10**6)
+def _engine(network: Network) -> Step:
+    net = network.model()
+    lot = network.data()
+    engine = PerRecordEngine(net)
+    mechanism = ours.mechanism_of("flat", engine, network.records)
+    return ours.private_step(
+        engine,
+        mechanism,
+        _trained(net),
+        lambda: network.losses(net, lot).mean(),
+        network.records,
+    )
 
 
-def measure_network(name: str, turns: int) -> dict[str, Any]:
-    """Median seconds of a step in each way, in alternation; the message of an error where a way fails.
+def _opacus(network: Network, mode: str) -> Step:
+    lot = network.data()
+    return opacus_.private_step(network.model(), mode, lambda net: network.losses(net, lot), network.records)
+
+
+class _Trainer(PrivateTrainer):  # type: ignore[misc]  # without a type to mypy
+    """Takes the whole lot in each step, since times are compared."""
+
+    def get_train_dataloader(self) -> PrivateDataLoader:
+        sampling = make_sampling("full", len(self.train_dataset), len(self.train_dataset))
+        return PrivateDataLoader(self.train_dataset, PrivateBatchSampler(sampling, None))
+
+
+class _Conductor(transformers.TrainerCallback):
+    """Makes the Trainer's loop take one step for each that is ordered, after two in which memory is measured."""
+
+    def __init__(self, orders: Orders) -> None:
+        self._orders = orders
+        self._peak = PeakMemory("cpu")
+        self._steps = 0
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
+        self._steps += 1
+        if self._steps == 2:
+            self._orders.say(peak_mb=self._peak.mb())
+        if self._steps >= 2:
+            self._orders.advance()
+
+
+def _harness(network: Network, orders: Orders) -> None:
+    lot = network.data()
+    lot.pop("position_ids", None)  # as collators leave them out
+    records = [dict(zip(lot, record, strict=True)) for record in zip(*lot.values(), strict=True)]
+    net = network.model()
+    with TemporaryDirectory() as folder:
+        arguments = transformers.TrainingArguments(folder, max_steps=10**6, save_strategy="no", report_to="none")
+        _Trainer(
+            net,
+            arguments,
+            train_dataset=records,
+            strategy=DPSGD(noise_multiplier=1.0, delta=1e-3, gradients="engine"),
+            loss=lambda net, lot: network.losses(net, lot).mean(),
+            optimizers=(_trained(net), None),
+            callbacks=[_Conductor(orders)],
+        ).train()
+
+
+def serve(orders: Orders, name: str, way: str) -> None:
+    """Obey orders in the process that is measured.
 
     Args:
+        orders: The orders.
         name: Of `NETWORKS`.
-        turns: Of each way.
+        way: Of `WAYS`.
     """
     network = NETWORKS[name]
-    # All ways train the same weights on the same lot.
-    torch.manual_seed(1)
-    lot = network.lot()
-
-    def built() -> nn.Module:
-        torch.manual_seed(0)
-        return network.build(network.dropout).train()
-
-    outcome: dict[str, Any] = {}
-    with TemporaryDirectory() as folder:
-        net = built()
-        ways = {
-            "plain": _plain(net, _sgd(net), lot),
-            "ours": iter(_ours(built(), lot, folder)),
-            "opacus": _opacus(built(), lot),
-        }
-        seconds: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(_WARM + turns):
-            for way, steps in ways.items():
-                if way in outcome:
-                    continue
-                start = time.perf_counter()
-                try:
-                    next(steps)
-                except Exception as error:  # of a peer that does not know the network
-                    outcome[way] = one_line(error)[:120]
-                seconds[way].append(time.perf_counter() - start)
-    return {way: statistics.median(values[_WARM:]) for way, values in seconds.items() if way not in outcome} | outcome
-
-
-def write_page(path: Path, turns: int, patience: float, say: Say) -> Path:
-    """Measure all networks on one thread and write a page, when all of them are measured.
-
-    Args:
-        path: Of the page.
-        turns: Of each way.
-        patience: Seconds to wait for a quiet machine.
-        say: Told what is being done.
-    """
-    torch.set_num_threads(1)
-    is_quiet = wait_until_quiet(patience)
-    outcomes = {}
-    for name in NETWORKS:
-        say(name)
-        outcomes[name] = measure_network(name, turns)
-    return pages.render(
-        "networks",
-        path,
-        origin=rows.origin(),
-        processor=processor(),
-        quiet=is_quiet,
-        records=RECORDS,
-        turns=turns,
-        outcomes=outcomes,
-    )
+    if way == "harness":
+        _harness(network, orders)
+        return
+    match way:
+        case "plain":
+            step = _plain(network)
+        case "engine":
+            step = _engine(network)
+        case _:
+            step = _opacus(network, way)
+    peak = first_steps(step, "cpu")
+    orders.functions[way] = step
+    orders.say(peak_mb=peak)
+    orders.advance()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from benchmarks.plain import Step, laid_out
+from benchmarks.plain import SGD, Step, laid_out
 from benchmarks.workloads import Workload
 from dpbench.models.wide_resnet import standardized
 
@@ -58,12 +59,6 @@ def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_form
         device: Where.
         layout: Of model and records.
     """
-    # Of its hooks on every forward pass, which would be a part of the time.
-    warnings.filterwarnings("ignore")
-    from opacus import GradSampleModule
-    from opacus.grad_sample import GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
     from opacus.validators import ModuleValidator
 
     # Its own DPLSTM and DPMultiheadAttention for torch's, with the same weights; other networks are as they were.
@@ -71,21 +66,44 @@ def opacus(workload: Workload, mode: str, device: str, layout: torch.memory_form
     plain = ModuleValidator.fix(network).to(device, memory_format=layout)
     x, y = (data.to(device) for data in workload.data())
     x = laid_out(x, layout)
-    sgd = torch.optim.SGD(plain.parameters(), lr=0.01)
-    common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": len(x)}
-    criterion: Any = nn.CrossEntropyLoss()
-    optimizer: Any
+    return private_step(plain, mode, lambda model: F.cross_entropy(model(x), y, reduction="none"), len(x))
+
+
+def private_step(network: nn.Module, mode: str, losses: Callable[[nn.Module], Tensor], records: int) -> Step:
+    """Make the step of a network with the losses of a lot's records.
+
+    Args:
+        network: The network.
+        mode: As above.
+        losses: Function of the wrapped network.
+        records: In the lot.
+    """
+    # Of its hooks on every forward pass, which would be a part of the time.
+    warnings.filterwarnings("ignore")
+    from opacus import GradSampleModule
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPTensorFastGradientClipping
+
+    common: dict[str, Any] = {"noise_multiplier": 1.0, "max_grad_norm": 1.0, "expected_batch_size": records}
+    sgd = SGD(parameter for parameter in network.parameters() if parameter.requires_grad)
     if mode == "ghost":
-        model = GradSampleModuleFastGradientClipping(plain, max_grad_norm=1.0, use_ghost_clipping=True)
+        ghost = GradSampleModuleFastGradientClipping(network, max_grad_norm=1.0, use_ghost_clipping=True)
         optimizer = DPOptimizerFastGradientClipping(sgd, **common)
-        criterion = DPLossFastGradientClipping(model, optimizer, criterion)
+
+        def loss_of() -> Any:
+            return DPTensorFastGradientClipping(ghost, optimizer, losses(ghost))
+
     else:
-        model = GradSampleModule(plain, force_functorch=mode == "functorch")
+        model = GradSampleModule(network, force_functorch=mode == "functorch")
         optimizer = DPOptimizer(sgd, **common)
+
+        def loss_of() -> Any:
+            return losses(model).mean()
 
     def step() -> Any:
         optimizer.zero_grad()
-        loss = criterion(model(x), y)
+        loss = loss_of()
         loss.backward()
         optimizer.step()
         return loss

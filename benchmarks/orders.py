@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+from benchmarks import machine
+
 _PATIENCE = 30.0  # seconds, after which slow steps have met enough sizes
 
 
@@ -128,3 +130,41 @@ class Orders:
 def one_line(error: BaseException) -> str:
     """An error in a row of a table."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
+
+
+class PeakMemory:
+    """The memory that is taken from now on at most, above what is held now.
+
+    Args:
+        device: "cpu" or "cuda".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        if device == "cuda":
+            import torch
+
+            torch.cuda.reset_peak_memory_stats()
+            self._before = float(torch.cuda.memory_allocated())
+        else:
+            machine.reset_peak()
+            self._before = machine.resident_mb("VmRSS")
+            self._libraries = machine.resident_mb("RssFile")
+
+    def mb(self) -> float:
+        """So far, in MB."""
+        if self._device == "cuda":
+            import torch
+
+            torch.cuda.synchronize()
+            return (torch.cuda.max_memory_allocated() - self._before) / 2**20
+        mapped = machine.resident_mb("RssFile") - self._libraries  # by the first use of an operator: of no step
+        return max(machine.resident_mb("VmHWM") - self._before - mapped, 0.0)
+
+
+def first_steps(step: Any, device: str, steps: int = 2) -> float:
+    """Make the first steps and return the memory in MB that they took at most, above what model and data hold."""
+    peak = PeakMemory(device)
+    for _ in range(steps):
+        step()
+    return peak.mb()

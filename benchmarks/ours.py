@@ -42,15 +42,14 @@ HARNESS = {
 }
 
 
-def mechanism_of(name: str, workload: Workload, engine: PerRecordEngine) -> Mechanism:
+def mechanism_of(name: str, engine: PerRecordEngine, batch: int, microbatch_size: int = 1) -> Mechanism:
     """What the strategy of that name does to per-record gradients."""
     make, options = STRATEGIES[name]
-    strategy = make(noise_multiplier=1.0, delta=1e-5, microbatch_size=workload.microbatch_size, **options)
-    sampling = PoissonSampling(POPULATION, workload.batch / POPULATION)
+    strategy = make(noise_multiplier=1.0, delta=1e-5, microbatch_size=microbatch_size, **options)
+    sampling = PoissonSampling(POPULATION, batch / POPULATION)
     sizes = tuple(parameter.numel() for parameter in engine.parameters)
     groups = strategy.recipe.groups(engine.names, sizes)
-    size = workload.microbatch_size
-    summands = Summands("microbatch", size) if size > 1 else UNITS
+    summands = Summands("microbatch", microbatch_size) if microbatch_size > 1 else UNITS
     plan = TrainingPlan(strategy.recipe, sampling, Gaussian(1.0), groups, sizes, summands=summands)
     return Mechanism(plan, engine.parameters)
 
@@ -60,15 +59,36 @@ def bare(workload: Workload, name: str, device: str, make_optimizer: MakeOptimiz
     model, x, y = on_device(workload, device)
     optimizer = make_optimizer(model.parameters())
     engine = PerRecordEngine(model)
-    mechanism = mechanism_of(name, workload, engine)
+    mechanism = mechanism_of(name, engine, workload.batch, workload.microbatch_size)
     merge = _merge(workload, device)
+    return private_step(engine, mechanism, optimizer, lambda: F.cross_entropy(model(x), y), len(x), merge)
+
+
+def private_step(
+    engine: PerRecordEngine,
+    mechanism: Mechanism,
+    optimizer: torch.optim.Optimizer,
+    forward: Callable[[], torch.Tensor],
+    records: int,
+    merge: Merge | None = None,
+) -> Step:
+    """Forward, per-record gradients, clipping, noise and update.
+
+    Args:
+        engine: Of the network.
+        mechanism: Clipping and noise.
+        optimizer: Of the network's parameters.
+        forward: Returns the mean of the records' losses.
+        records: In a lot.
+        merge: Microbatch of each record.
+    """
     releases = itertools.count()
 
     def step() -> torch.Tensor:
-        loss = F.cross_entropy(model(x), y)
+        loss = forward()
         with torch.no_grad():
             mechanism.clear()
-            mechanism.accumulate(engine.backward(loss, len(x)), len(x), merge)
+            mechanism.accumulate(engine.backward(loss, records), records, merge)
             mechanism.add_noise(lambda step: (1, next(releases)))
             for parameter, gradient in zip(engine.parameters, mechanism.post_process(), strict=True):
                 parameter.grad = gradient

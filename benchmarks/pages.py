@@ -10,7 +10,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from benchmarks import figures
+from benchmarks import accuracy, figures
 from benchmarks.methods import DRAWN, MALLOC, REFERENCE
 from benchmarks.rows import Row, least, quotient, relative
 from benchmarks.workloads import FOUR, GPU_WORKLOADS, STARTUP, WORKLOADS
@@ -32,8 +32,9 @@ def write(path: Path) -> Path:
     """
     data = json.loads(path.read_text(encoding="utf-8"))
     stem = path.with_suffix("")
-    if stem.name.endswith("-users"):
-        return render("users", stem.with_suffix(".md"), **_users(data))
+    for ending, facts in (("users", _users), ("networks", _networks), ("accuracy", _accuracy)):
+        if stem.name.endswith(f"-{ending}"):
+            return render(ending, stem.with_suffix(".md"), **facts(data))
     figures.draw_ratios(data, stem.with_suffix(".png"))
     return render("steps", stem.with_suffix(".md"), **_steps(data))
 
@@ -231,6 +232,31 @@ def _users(rows: list[Row]) -> dict[str, Any]:
         "goals": lines,
         "tables": tables,
     }
+
+
+def _networks(rows: list[Row]) -> dict[str, Any]:
+    """What the page of networks shows."""
+    lines = [
+        judged("GPT-2 small with LoRA: engine ÷ plain", 1.1, _ratio(rows, "GPT-2 small with LoRA"), False),
+        judged("small GPT, all weights: engine ÷ plain", 1.6, _ratio(rows, "small GPT"), False),
+    ]
+    return {
+        "origin": _origin(rows),
+        "loud": _list(row["workload"] for row in rows if not row["quiet"]),
+        "turns": _list((str(row["turns"] or "") for row in rows), " or "),
+        "goals": lines,
+        "tables": {name: {row["method"]: row for row in table} for name, table in _by_workload(rows).items()},
+    }
+
+
+def _ratio(rows: Iterable[Row], workload: str) -> float | None:
+    key = (workload, "engine")
+    return next((row["ratio_to_plain"] for row in rows if (row["workload"], row["method"]) == key), None)
+
+
+def _accuracy(rows: list[Row]) -> dict[str, Any]:
+    """What the page of accuracies shows."""
+    return {"origin": _origin(rows), "lines": accuracy.summary(rows), "errors": [row for row in rows if row["error"]]}
 
 
 def _list(words: Iterable[str | None], separator: str = "; ") -> str:

@@ -94,7 +94,9 @@ class Worker:
 @cache
 def _forkserver() -> ForkServerContext:
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(list(_PRELOADED))
+    # Those of transformers take seconds, and are there if they are needed.
+    networks = [name for name in ("benchmarks.networks",) if name in sys.modules]
+    context.set_forkserver_preload([*_PRELOADED, *networks])
     return context
 
 

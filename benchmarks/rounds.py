@@ -153,8 +153,8 @@ def row_of(task: str, users: int, method: str, timed: Mapping[str, Timed], missi
         "cpu_s": statistics.median(cpus) if cpus else None,
         "cpu_s_range": [min(cpus), max(cpus)] if cpus else None,
         "wall_s": statistics.median(entry.walls) if entry and entry.walls else None,
-        "ratio_to_limit": _median_ratio(cpus, timed[LIMIT].cpus),
-        "ratio_to_ours": _median_ratio(cpus, timed[OURS].cpus),
+        "ratio_to_limit": median_ratio(cpus, timed[LIMIT].cpus),
+        "ratio_to_ours": median_ratio(cpus, timed[OURS].cpus),
         "asked_of_limit": TASKS[task].asked if method == OURS else None,
         "limit": facts.get("limit") if method == LIMIT else None,
         "peer": facts.get("peer"),
@@ -163,8 +163,13 @@ def row_of(task: str, users: int, method: str, timed: Mapping[str, Timed], missi
     }
 
 
-def _median_ratio(cpus: Sequence[float], others: Sequence[float]) -> float | None:
-    """Median over turns of the ratio within each."""
+def median_ratio(cpus: Sequence[float], others: Sequence[float]) -> float | None:
+    """Median over turns of the ratio within each.
+
+    Args:
+        cpus: Times of a method, one of each turn.
+        others: Of another in the same turns.
+    """
     if not cpus or len(cpus) != len(others):
         return None
     # Of ratios, not a ratio of medians: within a turn the machine is the same for both.

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from multiprocessing.connection import Connection
-from typing import Any
 
 from benchmarks import machine
-from benchmarks.orders import Orders, one_line
+from benchmarks.orders import Orders, first_steps, one_line
 
 _SIZES = 60  # lots, after which nearly all sizes were met
 _SIZES_OF_GRAPHS = 600  # a size is recorded when it comes again
@@ -21,12 +20,15 @@ def main(pipe: Connection, words: tuple[str, ...]) -> None:
 
     Args:
         pipe: To whoever measures.
-        words: ("steps", workload, device, method) or ("users", family, kind, task, users, *methods).
+        words: ("steps", workload, device, method), ("networks", name, way) or
+            ("users", family, kind, task, users, *methods).
     """
     try:
         if words[0] == "steps":
             _, workload, device, method = words
             _steps(pipe, workload, device, method)
+        elif words[0] == "networks":
+            _networks(pipe, *words[1:])
         else:
             _, family, kind, task, users, *methods = words
             _users(pipe, family, kind, task, int(users), methods)
@@ -63,6 +65,16 @@ def _steps(pipe: Connection, name: str, device: str, method: str) -> None:
     orders.advance()
 
 
+def _networks(pipe: Connection, name: str, way: str) -> None:
+    """Steps of a network in one of the ways; says first how much memory the first two of them took."""
+    import torch
+
+    from benchmarks.networks import serve
+
+    torch.set_num_threads(1)
+    serve(Orders(pipe), name, way)
+
+
 def _users(pipe: Connection, family: str, kind: str, name: str, users: int, methods: Sequence[str]) -> None:
     """Rounds of users, by dpbench or by a peer; says first what it found out about itself."""
     import torch
@@ -88,26 +100,6 @@ def _users(pipe: Connection, family: str, kind: str, name: str, users: int, meth
 
         facts = add_functions(orders.functions, task, users, methods)
         serve(task, users, orders, facts)
-
-
-def first_steps(step: Any, device: str, steps: int = 2) -> float:
-    """Make the first steps and return the memory in MB that they took at most, above what model and data hold."""
-    if device == "cuda":
-        import torch
-
-        torch.cuda.reset_peak_memory_stats()
-        allocated = torch.cuda.memory_allocated()
-        for _ in range(steps):
-            step()
-        torch.cuda.synchronize()
-        return (torch.cuda.max_memory_allocated() - allocated) / 2**20
-    machine.reset_peak()
-    before = machine.resident_mb("VmRSS")
-    libraries = machine.resident_mb("RssFile")
-    for _ in range(steps):
-        step()
-    mapped = machine.resident_mb("RssFile") - libraries  # by the first use of an operator: no memory of a step
-    return max(machine.resident_mb("VmHWM") - before - mapped, 0.0)
 
 
 if __name__ == "__main__":

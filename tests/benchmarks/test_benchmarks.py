@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import pages, rows
+from benchmarks import accuracy, pages, rows
 from benchmarks.__main__ import main
 from benchmarks.opacus_ import opacus
 from benchmarks.ours import bare
 from benchmarks.plain import plain
 from benchmarks.workloads import GPU_WORKLOADS
+from dpbench.harness.run.search_path import conf_dir
 
 ROOT = Path(__file__).parents[2]
 
@@ -78,7 +79,8 @@ def test_goals_are_judged_by_the_worst_and_missing_ones_are_named() -> None:
 
 def test_committed_pages_are_those_of_their_rows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`python -m benchmarks report --file` writes each again, as it lies in the repository."""
-    for kept in (ROOT / "results" / "benchmark").glob("cpu-*-users.json"):
+    folder = ROOT / "results" / "benchmark"
+    for kept in (path for kind in ("users", "networks", "accuracy") for path in folder.glob(f"cpu-*-{kind}.json")):
         copy = tmp_path / kept.name
         copy.write_bytes(kept.read_bytes())
         assert main(["report", "--file", str(copy)]) == 0
@@ -114,3 +116,63 @@ def test_all_start_from_the_same_loss_and_move(name: str) -> None:
     first, second = ([float(torch.as_tensor(step())) for step in steps] for _ in range(2))
     assert first == pytest.approx([first[0]] * 3, rel=1e-5)
     assert all(before != after for before, after in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("way", ["engine", "hooks", "ghost"])
+@pytest.mark.filterwarnings("ignore")  # Opacus' own
+def test_ways_of_a_gpt_make_the_same_sum_of_clipped_gradients(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without noise, one step of each way ends in the same weights."""
+    from benchmarks import networks
+
+    settings = {"n_layer": 1, "n_embd": 8, "n_head": 2, "n_positions": 128, "vocab_size": 30}
+    built: list[torch.nn.Module] = []
+
+    def build(dropout: float) -> torch.nn.Module:
+        built.append(networks._gpt(dropout, **settings, tie_word_embeddings=False))
+        return built[-1]
+
+    texts = networks.partial(networks._gpt_texts, vocabulary=30)
+    network = networks.Network(build, texts, networks.next_token, records=3)
+    monkeypatch.setattr("dpbench.privacy.mechanism.mechanism.Mechanism.add_noise", lambda self, key: None)
+    for name in ("optimizer", "optimizer_fast_gradient_clipping"):
+        monkeypatch.setattr(f"opacus.optimizers.{name}._generate_noise", lambda **more: 0, raising=False)
+    (networks._engine(network) if way == "engine" else networks._opacus(network, way))()
+    expected = network.model()
+    gradients = []
+    for loss in network.losses(expected, network.data()):
+        gradients.append(torch.autograd.grad(loss, list(expected.parameters()), retain_graph=True))
+    factors = [min(1.0, 1.0 / float(torch.cat([part.flatten() for part in g]).norm())) for g in gradients]
+    for index, (weights, was) in enumerate(zip(built[0].parameters(), expected.parameters(), strict=True)):
+        step = sum(factor * g[index] for factor, g in zip(factors, gradients, strict=True)) / 3
+        assert torch.allclose(weights, was - 0.01 * step, atol=1e-6)
+
+
+def test_runs_to_an_accuracy_that_are_there_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, float | None]] = []
+
+    def run(recipe: accuracy.Recipe, seed: int, noise_multiplier: float | None) -> rows.Row:
+        made.append((seed, noise_multiplier))
+        return {"cpu_s": 2.0 if noise_multiplier else 1.0, "accuracy": 0.96, "epsilon": 3.0, "noise_multiplier": 0.8}
+
+    monkeypatch.setattr(accuracy, "run", run)
+    name = "MNIST 95 %"
+
+    def measure(old: list[rows.Row]) -> list[rows.Row]:
+        return [*old, *accuracy.measure([name], accuracy.METHODS, (1, 2), old, lambda text: None)]
+
+    table = measure([])
+    assert made == [(1, None), (1, 0.8), (2, None), (2, 0.8)]
+    assert measure(table[:3]) == table and made[4:] == [(2, 0.8)]
+    line = next(line for line in accuracy.summary(table) if line["name"] == name)
+    assert line["dpbench"] == {"n": 2, "accuracy": 96.0, "deviation": 0.0, "cpu_s": 1.0, "reached": True}
+    assert not accuracy.summary([row | {"accuracy": 0.94} for row in table])[0]["dpbench"]["reached"]
+
+
+def test_recipes_of_an_accuracy_are_words_of_the_command_line() -> None:
+    from hydra import compose, initialize_config_dir
+
+    for recipe in accuracy.RECIPES.values():
+        with initialize_config_dir(str(conf_dir().resolve()), version_base="1.3"):
+            config = compose("config", list(recipe.words))
+        assert config.data.expected_batch_size == recipe.batch and config.trainer.max_steps == recipe.steps
+        assert config.strategy.target_epsilon == recipe.epsilon and config.data.features == recipe.features
