@@ -23,6 +23,7 @@ RDP = "RDP"
 FEW = 2  # runs, which say nothing about their spread
 _RESULTS = Path(__file__).parents[2] / "results"
 _METRIC = "test/accuracy"
+_GRID = "tune/grid"
 _TITLES = {"mnist": "MNIST", "cifar10": "CIFAR-10"}
 _COLUMNS = [
     "data",
@@ -59,7 +60,7 @@ def points(results: Mapping[str, tuple[Table, pd.DataFrame]]) -> pd.DataFrame:
     """
     lines = []
     for table, runs in results.values():
-        if table.metric == _METRIC:
+        if table.metric == _METRIC and table.name != _GRID:  # of whose cells the best were a choice
             lines += _ours(table, runs)
     frame = pd.DataFrame(lines + _tuned() + _field(), columns=_COLUMNS)
     # A cell may stand in several tables.
@@ -99,7 +100,7 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _tuned() -> list[dict[str, Any]]:
     """Tunings of results/tune, whose ε covers the choice."""
-    table = read_table("tune/grid")
+    table = read_table(_GRID)
     rows = {row.name: row for row in table.rows}
     runs = _RESULTS / "tune" / "runs.csv"
     entries = []
