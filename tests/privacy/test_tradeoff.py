@@ -149,9 +149,18 @@ def test_a_group_of_records(copies: int, rate: float) -> None:
         (PoissonSampling(1000, 0.05), 1, 1),
         (PoissonSampling(1000, 0.05), 3, 3),
         (PoissonSampling(1000, 0.05), 101, 1),  # would take long
+        (PoissonSampling(1000, 0.9), 60, 1),  # likewise: of very large losses
+        (PoissonSampling(1000, 1.0), 40, 40),
+        (PoissonSampling(1000, 1.0), 100, 1),
         (TruncatedPoissonSampling(1000, 0.05, 60), 3, 1),
     ],
 )
 def test_for_how_many_records_a_bound_is(sampling: Sampling, copies: int, group: int) -> None:
     ledger: Any = SimpleNamespace(events=Counter({event(2.0, sampling): 2}))
     assert membership_bound([ledger], copies=copies).group == group
+
+
+def test_a_group_that_is_in_every_batch() -> None:
+    """dp_accounting does not compose a mixture of one Gaussian that is shifted far."""
+    curve = trade_off({event(1.0, PoissonSampling(1000, 1.0)): 1}, copies=100)
+    assert curve.max_true_positive_rate(1e-6) == pytest.approx(1)

@@ -73,8 +73,8 @@ def dp_event(event: Event, copies: int = 1) -> dp_accounting.DpEvent:
     >>> dp_event(Event(PoissonSampling(1000, 0.05), (SumQuery("all", 2.0, 3.0),)))
     PoissonSampledDpEvent(sampling_probability=0.05, event=GaussianDpEvent(noise_multiplier=1.5))
     """
-    if copies == 1:
-        return event.sampling.dp_event(_multiplier(event))
+    if copies == 1 or event.sampling.rate == 1:
+        return event.sampling.dp_event(_multiplier(event) / copies)
     drawn = np.arange(copies + 1)
     probabilities = stats.binom.pmf(drawn, copies, event.sampling.rate)
     possible = probabilities > 0

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 from dp_accounting.pld import PLDAccountant
 from numpy.typing import ArrayLike
+from scipy import stats
 
 from dpbench.errors import ConfigurationError
 from dpbench.privacy.accounting.accountants import (
@@ -32,7 +33,7 @@ from dpbench.privacy.accounting.accountants import (
 )
 from dpbench.privacy.accounting.composition import LedgerCost, composable
 from dpbench.privacy.accounting.ledger import Ledger
-from dpbench.privacy.events import Event
+from dpbench.privacy.events import Event, effective_noise_multiplier
 from dpbench.privacy.sampling import PoissonSampling
 
 FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
@@ -44,7 +45,8 @@ _LARGEST_EPSILON = 600.0  # whose exponential is a number
 _COARSEST = 1e-3  # interval of losses
 _CERTAIN = 100.0  # ε above which tests are all but certain, also by rdp
 _LARGEST_GROUP = 100  # records, and
-_MOST_OF_A_GROUP = 10  # distinct releases, which take seconds each
+_MOST_OF_A_GROUP = 10  # distinct releases, which take seconds each where
+_LARGEST_SHIFT = 20.0  # standard deviations that a batch with many of the group moves a sum by
 _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds less than 1 % to the variance
 
 
@@ -317,7 +319,15 @@ def membership_bound(ledgers: Sequence[Ledger], nominal: bool = False, copies: i
     for ledger in ledgers:
         events += cost.events(ledger)
     accountant = curve_accountant(events)
-    is_poisson = all(isinstance(sampling, PoissonSampling) for sampling, _ in events)
     is_quick = copies <= _LARGEST_GROUP and len(events) <= _MOST_OF_A_GROUP
-    group = copies if accountant == "pld" and is_poisson and is_quick else 1
+    is_covered = accountant == "pld" and is_quick and all(_composes_groups(event, copies) for event in events)
+    group = copies if is_covered else 1
     return MembershipBound(trade_off(events, accountant, group), accountant, not cost.covered, group)
+
+
+def _composes_groups(event: Event, copies: int) -> bool:
+    """Return whether pld composes a release for a group in seconds: losses grow with the square of a batch's shift."""
+    if not isinstance(event.sampling, PoissonSampling):
+        return False
+    drawn = float(stats.binom.isf(1e-20, copies, event.sampling.rate))
+    return drawn <= _LARGEST_SHIFT * effective_noise_multiplier(event.queries)
