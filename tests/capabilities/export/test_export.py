@@ -175,6 +175,18 @@ def test_seeded_noise_is_said(folder: Path) -> None:
     assert front["differential_privacy"]["secure_randomness"] is False
 
 
+def test_a_card_tells_of_made_up_records(folder: Path) -> None:
+    export(folder, "secure")
+    assert "made up" not in card_of(folder / "model")[1]
+    shutil.rmtree(folder / "model")
+    record = json.loads((folder / "secure" / "result.json").read_text())
+    record["config"]["data"]["inserted"] = {"records": 3, "copies": 400}
+    (folder / "secure" / "result.json").write_text(json.dumps(record))
+    export(folder, "secure")
+    assert "**1,200 of its training records were made up**" in card_of(folder / "model")[1]
+    assert json.loads((folder / "model" / "privacy.json").read_text())["inserted_copies"] == 1200
+
+
 def test_a_card_tells_of_the_sweep(folder: Path) -> None:
     shutil.rmtree(folder / "not_private")
     assert "of a sweep" not in export(folder, "secure")

@@ -28,7 +28,7 @@ from dpbench.harness.runs.numbers import (
     uncovered_text,
 )
 from dpbench.harness.runs.provenance import config_hash
-from dpbench.harness.runs.record import doubt, is_audited, privacy_of, read_result, without_accuracy
+from dpbench.harness.runs.record import doubt, inserted_copies, is_audited, privacy_of, read_result, without_accuracy
 from dpbench.privacy.accounting.ledger import Ledger
 from dpbench.templates import render
 
@@ -145,6 +145,7 @@ def _facts_of(run: RunFolder, network: Network, ledger: Ledger | None) -> dict[s
         "finished": run.finished,
         "secure_randomness": bool(config["strategy"].get("secure")) and ledger is not None and ledger.secure,
         "learned_from_canaries": is_audited(config),
+        "inserted_copies": inserted_copies(config),
         "doubt": doubt(record["privacy"]) if record else None,
         "sweep": _sweep_of(run),
         "training_data": _data_of(config.get("data") or {}),

@@ -20,7 +20,7 @@ from dpbench.harness.runs.ledgers import complete_ledger
 from dpbench.harness.runs.new_folder import new_contents, resolve_out
 from dpbench.harness.runs.numbers import guarantee_text, membership_text
 from dpbench.harness.runs.provenance import commit, config_hash
-from dpbench.harness.runs.record import doubt, is_audited, privacy_of, read_result
+from dpbench.harness.runs.record import doubt, inserted_copies, is_audited, privacy_of, read_result
 from dpbench.modules.gan import GAN
 from dpbench.modules.image_generator import SHAPE
 from dpbench.templates import render
@@ -95,6 +95,7 @@ def _card(run: RunFolder, trained: SavedModule, number: int, seed: int) -> dict[
         "membership": privacy.get("membership"),
         "secure_randomness": ledger is not None and ledger.secure,
         "learned_from_canaries": is_audited(config),
+        "inserted_copies": inserted_copies(config),
         "run": config["run"]["name"],
         "config_hash": config_hash(config),
         "commit": record.get("commit"),  # of the code that trained; none while a run is not finished

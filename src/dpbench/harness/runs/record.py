@@ -61,6 +61,12 @@ def is_audited(config: Mapping[str, Any]) -> bool:
     return bool((config.get("audit") or {}).get("_target_"))
 
 
+def inserted_copies(config: Mapping[str, Any]) -> int:
+    """Count the made-up records of `data.inserted` among the training records of a configuration's runs."""
+    inserted = (config.get("data") or {}).get("inserted") or {}  # an older run has none
+    return int(inserted.get("records", 0)) * int(inserted.get("copies", 1))
+
+
 def without_accuracy(record: Mapping[str, Any]) -> dict[str, float | None]:
     """Final figures of a run, without accuracies if its model was trained on canaries."""
     metrics: dict[str, float | None] = dict(record["metrics"])
