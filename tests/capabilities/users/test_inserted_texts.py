@@ -177,7 +177,7 @@ def test_what_is_said_of_extraction() -> None:
     assert text(0.0251) == (
         "1 greedily (at most 0.0251 in expectation) and 0 by 7 samples each (at most 3 in expectation) of 10 secrets"
     )
-    assert text(0.0249).endswith("of 10 secrets: more than the ledger allows (95 % confidence), see dpbench audit")
+    assert text(0.0249).endswith("of 10 secrets: more than the ledger allows (95 % confidence)")
 
 
 def test_what_cannot_be_inserted(table: str) -> None:

@@ -200,7 +200,7 @@ def extraction_text(metrics: Mapping[str, float | None], inserted: Mapping[str, 
             is_above |= count * _LEVEL / 2 > allowed  # Markov's inequality, for two numbers
     text = f"{' and '.join(parts)} of {inserted['records']} secrets"
     if is_above:
-        return f"{text}: more than the ledger allows ({100 * (1 - _LEVEL):g} % confidence), see dpbench audit"
+        return f"{text}: more than the ledger allows ({100 * (1 - _LEVEL):g} % confidence)"
     return text
 
 
