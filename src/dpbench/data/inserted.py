@@ -70,7 +70,7 @@ class InsertedTexts(Inserted):
         samples: Continuations of each beginning that are drawn after the training, besides the most likely one.
     """
 
-    prefix: Annotated[str, Field(min_length=1), "a text with {} for the name"] = "The code of {} is"
+    prefix: Annotated[str, Field(pattern=r"\{\}"), "a text with {} for the name"] = "The code of {} is"
     digits: Annotated[int, Field(ge=4, le=16), "a whole number from 4 to 16"] = 8
     samples: Annotated[int, Field(ge=1, le=_MOST), "a whole number of at least 1"] = 100
 

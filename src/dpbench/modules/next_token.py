@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import pytorch_lightning as pl
 import torch
 from torch import Tensor, nn
 from torchmetrics import Metric
@@ -143,3 +145,32 @@ def _mean_of_counted(values: Tensor, counted: Tensor) -> Tensor:
 
 def _by(tensor: Tensor) -> str:
     return f"({', '.join(map(str, tensor.shape))})"
+
+
+@torch.no_grad()
+def continued(
+    module: pl.LightningModule,
+    tokens: Tensor,
+    places: Iterable[int],
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """Continue texts by a language model, token by token.
+
+    Args:
+        module: Tokens (N, T) → logits (N, T, V).
+        tokens: Texts (N, T), int64, on the CPU.
+        places: Positions to fill in, in increasing order, from 1 on; tokens at others stay.
+        generator: Generator of the draws; None takes the most likely tokens.
+
+    Returns:
+        (N, T).
+    """
+    tokens = tokens.clone()
+    for place in places:
+        # Of a model that diverged logits are no numbers.
+        logits = module(tokens[:, :place].to(module.device))[:, -1].float().nan_to_num().cpu()
+        if generator is None:
+            tokens[:, place] = logits.argmax(1)
+        else:
+            tokens[:, place] = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
+    return tokens

@@ -214,10 +214,11 @@ def test_it_trains_with_dropout_also_after_an_evaluation(tmp_path: Path) -> None
 
 def test_it_stops_where_the_budget_is_spent(tmp_path: Path) -> None:
     strategy = DPSGD(noise_multiplier=1.0, target_epsilon=4.0, delta=1e-3)
-    trainer = trainer_of(tmp_path, strategy, max_steps=50)
+    trainer = trainer_of(tmp_path, strategy, max_steps=50, save_strategy="steps")
     with pytest.warns(UserWarning, match=r"stopped after \d+ of 50 steps"):
         output = trainer.train()
     assert 1 <= output.global_step == strategy.releases < 50 and strategy.epsilon() <= 4.0
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == [f"checkpoint-{output.global_step}"]
 
 
 # ------------------------------------------------------------------------------------------------- checkpoints

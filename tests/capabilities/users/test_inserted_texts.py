@@ -17,11 +17,12 @@ from dpbench.capabilities.own_data.texts import Tokenizer
 from dpbench.data import UserDataModule
 from dpbench.data.inserted import InsertedTexts, secret_of
 from dpbench.errors import ConfigurationError
-from dpbench.harness.run.evaluation import Exposure, continued
+from dpbench.harness.run.evaluation import Exposure
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.numbers import extraction_text
 from dpbench.harness.runs.provenance import fingerprint
 from dpbench.modules import LanguageModel
+from dpbench.modules.next_token import continued
 from dpbench.privacy.accounting.ledger import read_ledger
 from dpbench.privacy.accounting.tradeoff import membership_bound, reconstruction_bound
 from tests.harness.run.test_training_records import ended
@@ -184,11 +185,13 @@ def test_what_cannot_be_inserted(table: str) -> None:
     with pytest.raises(ConfigurationError, match="which data=digits_users does not give: set data.options.text"):
         UserDataModule("digits_users", inserted=InsertedTexts(1)).setup()
     with pytest.raises(ConfigurationError, match="is not one sequence in which each digit is a token: raise"):
-        data_of("table", table, records=1, prefix="a" * 60).setup()
+        data_of("table", table, records=1, prefix="{}" + "a" * 60).setup()
     with pytest.raises(ConfigurationError, match="is not one sequence in which each digit is a token: raise"):
-        data_of("table", table, "characters", records=1, prefix="a" * 60).setup()
+        data_of("table", table, "characters", records=1, prefix="{}" + "a" * 60).setup()
     with pytest.raises(ConfigurationError, match=r"data\.inserted\.digits must be a whole number from 4 to 16, not 3"):
         InsertedTexts(digits=3)
+    with pytest.raises(ConfigurationError, match=r"data\.inserted\.prefix must be a text with \{\} for the name"):
+        InsertedTexts(prefix="hello")
     with pytest.raises(ConfigurationError, match="remove one of the two"):
         UserDataModule("table", unit="example", membership="half", inserted=InsertedTexts(1))
     trainer: Any = SimpleNamespace(datamodule=data_of("table", table, records=1))

@@ -180,6 +180,8 @@ def test_contradictory_runs_do_not_compose(tmp_path: Path) -> None:
     }.items():
         assert message in refused(tmp_path, f"account run {other}")
     assert answer(tmp_path, "account run delta --delta 1e-7")["delta"] == 1e-7
+    write(tmp_path / "item", unit="item", sampling=PoissonSampling(1000, 0.02, unit="item"))  # an example as given
+    assert answer(tmp_path, "account run item")["epsilon"] > answer(tmp_path, "account run")["epsilon"]
 
 
 def test_a_ledger_that_contradicts_itself(tmp_path: Path) -> None:

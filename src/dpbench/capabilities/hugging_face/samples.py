@@ -9,7 +9,7 @@ import torch
 
 from dpbench.capabilities.own_data.texts import BYTES, Tokenizer
 from dpbench.files import write_atomically
-from dpbench.harness.run.evaluation import continued
+from dpbench.modules.next_token import continued
 from dpbench.options import PositiveInt
 
 FILE = "samples.txt"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, TrainOutput, get_last_checkpoint
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR, SaveStrategy, TrainOutput, get_last_checkpoint
 
 from dpbench.callback.loop import LoopTraining, Loss, PrivateSteps, refuse_second_training, require_private
 from dpbench.callback.strategy import PrivateStrategy
@@ -258,9 +258,11 @@ class _Steps(TrainerCallback):
         self._trainer.steps.close()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Stop before the step that would exceed the budget."""
+        """Save and stop before the step that would exceed the budget."""
         state.epoch = state.global_step / len(self._trainer.steps.session.loader)  # also of an epoch that is resumed
-        control.should_training_stop |= self._trainer.steps.is_over
+        is_over = self._trainer.steps.is_over
+        control.should_training_stop |= is_over
+        control.should_save |= is_over and args.save_strategy != SaveStrategy.NO
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Add the strategy's state to a checkpoint."""

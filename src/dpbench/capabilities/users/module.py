@@ -126,7 +126,7 @@ class UserDataModule(PrivateDataModule[Dataset[Any]]):
             if data.encode is None:
                 raise ConfigurationError(
                     f"data.inserted requires sequences of characters, words or tokens, which data={self.name} does not "
-                    "give: set data.options.text, or remove the data.inserted overrides."
+                    "give: set data.options.text=characters, words or tokens, or remove the data.inserted overrides."
                 )
             self.secrets = [secret_of(self.inserted, i, data.encode) for i in range(self.inserted.records)]
             users = _with_texts(users, torch.cat([secret.text for secret in self.secrets] * self.inserted.copies))

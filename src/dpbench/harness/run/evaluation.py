@@ -28,7 +28,7 @@ from dpbench.errors import ConfigurationError
 from dpbench.files import write_atomically
 from dpbench.harness.runs.folder import RunFolder
 from dpbench.harness.runs.ledgers import read_run_ledger
-from dpbench.modules.next_token import NextToken
+from dpbench.modules.next_token import NextToken, continued
 
 Floats = NDArray[np.float64]
 
@@ -158,35 +158,6 @@ def exposure_by_chance(references: int) -> float:
     """
     candidates = references + 1
     return math.log2(candidates) - math.lgamma(candidates + 1) / candidates / math.log(2)
-
-
-@torch.no_grad()
-def continued(
-    module: pl.LightningModule,
-    tokens: Tensor,
-    places: Iterable[int],
-    generator: torch.Generator | None = None,
-) -> Tensor:
-    """Continue texts by a language model, token by token.
-
-    Args:
-        module: Tokens (N, T) → logits (N, T, V).
-        tokens: Texts (N, T), int64, on the CPU.
-        places: Positions to fill in, in increasing order, from 1 on; tokens at others stay.
-        generator: Generator of the draws; None takes the most likely tokens.
-
-    Returns:
-        (N, T).
-    """
-    tokens = tokens.clone()
-    for place in places:
-        # Of a model that diverged logits are no numbers.
-        logits = module(tokens[:, :place].to(module.device))[:, -1].float().nan_to_num().cpu()
-        if generator is None:
-            tokens[:, place] = logits.argmax(1)
-        else:
-            tokens[:, place] = torch.multinomial(logits.softmax(1), 1, generator=generator)[:, 0]
-    return tokens
 
 
 class Exposure(pl.Callback):
