@@ -100,15 +100,18 @@ def _ours(table: Table, runs: pd.DataFrame) -> list[dict[str, Any]]:
 
 def _tuned() -> list[dict[str, Any]]:
     """Tunings of results/tune, whose ε covers the choice."""
+    file = _RESULTS / "tune" / "runs.csv"
+    if not file.is_file():
+        return []
+    runs = pd.read_csv(file).groupby("row")
+    figures: Any = 100 * spread(runs["accuracy"])
     table = read_table(_GRID)
     rows = {row.name: row for row in table.rows}
-    runs = _RESULTS / "tune" / "runs.csv"
     entries = []
-    for name, tunings in pd.read_csv(runs).groupby("row") if runs.is_file() else ():
+    for name, tunings in runs:
         data = group_choice("data", table, rows[str(name)], table.columns[0])
         if data not in _TITLES:
             continue
-        figures = 100 * spread(tunings.groupby("row")["accuracy"]).loc[name]
         entry = {
             "data": data,
             "title": _TITLES[data],
@@ -120,8 +123,8 @@ def _tuned() -> list[dict[str, Any]]:
             "epsilon": tunings["epsilon_rdp"].max(),
             "delta": tunings["delta"].max(),
             "accountant": RDP,
-            "value": figures["mean"],
-            "half": figures["half"],
+            "value": figures.loc[name, "mean"],
+            "half": figures.loc[name, "half"],
             "n": len(tunings),
             "is_chosen": data == "cifar10",  # its features were designed by looking at these images
         }

@@ -54,6 +54,27 @@ def test_what_others_publish_has_its_delta_and_accountant() -> None:
     assert accuracies == {1: 56.8, 2: 65.9, 4: 73.5, 8: 81.4}
 
 
+def test_tunings_stand_with_the_epsilon_that_covers_the_choice(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines = ["row,accuracy,epsilon_rdp,epsilon_pld,delta"]
+    lines += [f"mnist_3,0.9{number},3.{number},3,1e-5" for number in (4, 5, 6)]
+    lines += ["cifar10_3,0.66,3.4,3,1e-5", "speeches_3,0.45,3.4,3,1e-5"]  # the last is in no panel
+    (tmp_path / "tune").mkdir()
+    (tmp_path / "tune" / "runs.csv").write_text("\n".join(lines))
+    monkeypatch.setattr(overview, "_RESULTS", tmp_path)
+    cifar10, mnist = overview._tuned()
+    assert (cifar10["data"], cifar10["is_chosen"], mnist["data"], mnist["is_chosen"]) == (
+        "cifar10",
+        True,
+        "mnist",
+        False,
+    )
+    assert (mnist["epsilon"], mnist["n"]) == (3.6, 3)
+    assert mnist["value"] == pytest.approx(95) and mnist["half"] == pytest.approx(2.484, abs=0.001)
+
+
 def test_front_shows_the_times_that_the_readme_prints() -> None:
     readme = (RESULTS.parent / "README.md").read_text(encoding="utf-8")
     for title, times in step_times(RESULTS / BENCHMARK).iterrows():

@@ -44,9 +44,9 @@ _SMALLEST_DELTA = 1e-12  # at which they end
 _LARGEST_EPSILON = 600.0  # whose exponential is a number
 _COARSEST = 1e-3  # interval of losses
 _CERTAIN = 100.0  # ε above which tests are all but certain, also by rdp
-_LARGEST_GROUP = 100  # records, and
-_MOST_OF_A_GROUP = 10  # distinct releases, which take seconds each where
-_LARGEST_SHIFT = 20.0  # standard deviations that a batch with many of the group moves a sum by
+_LARGEST_GROUP = 100  # records that join or leave together
+_MOST_OF_A_GROUP = 10  # distinct releases, since each takes seconds for a group
+_LARGEST_SHIFT = 20.0  # of a sum by a group, in standard deviations of its noise; beyond it a release takes minutes
 _SHARE = 0.2  # interval over the standard deviation of one release's loss; adds less than 1 % to the variance
 
 
